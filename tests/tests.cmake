@@ -447,6 +447,7 @@ if(NOT NATGRAD_SANITIZE)
           calls
           checkpoint
           compat
+          compiled
           convolutions
           double
           dropped

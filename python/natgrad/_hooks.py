@@ -5,6 +5,7 @@ forward whose loss is not used, or the first forward of activation checkpointing
 observe the input already in forward, as the published programs do (`early_input`).
 """
 import ctypes as c
+import functools
 import inspect
 import math
 import weakref
@@ -73,6 +74,12 @@ def _hook_output_gradient(output, x, on_gradient, to_rows=None):
 # Pickled models refer to `_nothing` and `_no_hook` by name.
 def _nothing(*_arguments, **_more):
     """Take the place of a hook in a copied or pickled model, which has no preconditioner."""
+
+
+@functools.lru_cache(maxsize=None)
+def for_compiled(kind):
+    """Return a subclass of a class of hooks whose calls break the graph of torch.compile, so that they run in Python."""
+    return type(kind.__name__, (kind,), {"__slots__": (), "__call__": torch.compiler.disable(kind.__call__)})
 
 
 def _find_first_tensor(values):
@@ -209,7 +216,7 @@ class LayerHook(HookOfOneModel):
             return
         if _is_compiling():
             raise make_error(_abi.NG_ERR_ABSENT, f"layer '{layer.name}' runs in a compiled module, where hooks may not "
-                             "run: do not compile the model")
+                             "run: compile the model before the preconditioner is made, and pass the compiled model")
         lead = module._parameters.get(layer.lead_parameter)
         if lead is None:
             raise make_error(_abi.NG_ERR_STATE, f"layer '{layer.name}': its {layer.lead_parameter} is no parameter any more: "
@@ -230,7 +237,7 @@ class LayerHook(HookOfOneModel):
 class Observer:
     """Begins micro-batches of the library, and passes the arrays of hooks to the library."""
 
-    def __init__(self, precond, layers, model, early_input, samples, first, reduction, expand):
+    def __init__(self, precond, layers, model, early_input, samples, first, reduction, expand, compiled):
         self.core, self.p, library = precond, precond.p, precond.library
         self.wants = library.ng_wants
         self._begin, self._input, self._output = (library.ng_begin, library.ng_observe_input,
@@ -261,15 +268,19 @@ class Observer:
         self.passes = 0  # observed backward passes since the last step
         self.loss = None  # ('sum' or 'mean', number of values) of the loss of the first pass; (None, 0): not known
         self.fixed_scale, self.scale = None, None  # a constant loss scale, else a function that returns it
-        self.hooks = [LayerHook(self, layer) for layer in layers]
+        self.hook_class = lambda kind: kind
+        if compiled:
+            self.hook_class = for_compiled
+            torch.compiler.reset()  # code that was compiled before has no hooks
+        self.hooks = [self.hook_class(LayerHook)(self, layer) for layer in layers]
         # a linear layer whose output gradients are summed, to compare with the gradient of its bias; None after the first step
         self.compared = next((h for h in self.hooks if h.layer.bias and h.layer.is_called
                               and not (h.layer.conv or h.layer.norm)), None)
         self.bias_gradient = 0.0  # the sum of the output gradients of this layer since the last step
         extra = {"with_kwargs": True} if HOOKS_GET_KEYWORDS else {}
         self.model = model
-        self.count_handle = model.register_forward_pre_hook(CountSamplesHook(self), **extra)
-        self.forget_handle = model.register_forward_hook(ForgetSamplesHook(self))
+        self.count_handle = model.register_forward_pre_hook(self.hook_class(CountSamplesHook)(self), **extra)
+        self.forget_handle = model.register_forward_hook(self.hook_class(ForgetSamplesHook)(self))
 
     def remove(self):
         for hook in self.hooks:

@@ -10,18 +10,23 @@ from ._core import to_utf8, make_error, new_struct
 
 _UNSUPPORTED = {
     "FullyShardedDataParallel": "parameters that FSDP has sharded are not supported",
-    "OptimizedModule": "hooks of a compiled module may not run: pass the uncompiled model",
     "DataParallel": "DataParallel runs copies of the model in threads: use DistributedDataParallel",
     "ScriptModule": "hooks of a scripted module may not run: pass the model before torch.jit",
     "RecursiveScriptModule": "hooks of a scripted module may not run: pass the model before torch.jit",
 }
 
 
-def unwrap_ddp(model):
-    """Return the model inside DistributedDataParallel."""
-    while type(model).__name__ == "DistributedDataParallel":
-        model = model.module
+def unwrap(model):
+    """Return the model inside DistributedDataParallel and torch.compile."""
+    while type(model).__name__ in ("DistributedDataParallel", "OptimizedModule"):
+        model = model.module if type(model).__name__ == "DistributedDataParallel" else model._orig_mod
     return model
+
+
+def is_compiled(model):
+    """Return True if torch.compile or Module.compile() compiles the model or a part."""
+    return any(type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+               for module in model.modules())
 
 
 def check_model_supported(model):
@@ -32,8 +37,6 @@ def check_model_supported(model):
             if kind.__name__ in _UNSUPPORTED and kind.__module__.split(".")[0] == "torch":
                 where = f"'{name}' is a {kind.__name__}" if name else f"the model is a {kind.__name__}"
                 raise make_error(_abi.NG_ERR_ABSENT, f"{where}: {_UNSUPPORTED[kind.__name__]}")
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise make_error(_abi.NG_ERR_ABSENT, f"'{name}' was compiled in place: {_UNSUPPORTED['OptimizedModule']}")
 
 
 class Entry:

@@ -9,7 +9,7 @@ from ._core import make_error
 from ._layers import Embedding, Entry, Layer, Norm, TransposedLinear, module_settings, norm_class_of
 
 
-def _layer_problem(name, module, parent, linear, all_kinds):
+def _layer_problem(name, module, parent, linear, all_kinds, attention):
     """Return '' for a supported layer, None for a module of another kind, else the reason why a layer is
     unsupported."""
     if linear is not None and linear(module):
@@ -37,7 +37,7 @@ def _layer_problem(name, module, parent, linear, all_kinds):
             return "its gradient is sparse (sparse=True)"
     if plain is None:
         return None
-    if isinstance(parent, nn.MultiheadAttention) and not (all_kinds and _attention.is_observable(parent)):
+    if isinstance(parent, nn.MultiheadAttention) and not (attention and _attention.is_observable(parent)):
         return "MultiheadAttention does not call it, so hooks cannot observe it"
     if "forward" in module.__dict__ or kind.forward is not plain.forward or (hasattr(plain, "_conv_forward") and
                                              kind._conv_forward is not plain._conv_forward):
@@ -47,11 +47,11 @@ def _layer_problem(name, module, parent, linear, all_kinds):
     return ""
 
 
-def plan_entries(model, exclusion_reason=None, linear=None, embeddings="", all_kinds=False):
+def plan_entries(model, exclusion_reason=None, linear=None, embeddings="", all_kinds=False, attention=False):
     """Return the entries of a model in the order of its modules.  exclusion_reason(name, module) returns '', or the reason why
     the module gets no curvature.  linear(module) returns True if the module computes x W' + b.  embeddings: '', or the
-    reason why embeddings get no curvature.  all_kinds=False: attention, Conv3d and transposed convolutions get no curvature, as in
-    published programs."""
+    reason why embeddings get no curvature.  all_kinds, attention: Conv3d and transposed convolutions, or MultiheadAttention, get
+    curvature; in published programs they do not."""
     modules = list(model.named_modules())
     parents = {id(child): module for _, module in modules for child in module.children()}
     users = {}  # id of a parameter -> [(module, full name)] of the modules that use it
@@ -62,10 +62,10 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings="", all_k
     entries, layers, taken, chosen = [], {}, set(), set()  # chosen: parameters that no layer uses by choice
     for name, module in modules:
         parent, is_attention = parents.get(id(module)), isinstance(module, nn.MultiheadAttention)
-        if is_attention and all_kinds:
+        if is_attention and attention:
             problem = _attention.find_problem(module, users)
         else:
-            problem = _layer_problem(name, module, parent, linear, all_kinds)
+            problem = _layer_problem(name, module, parent, linear, all_kinds, attention)
         is_possible = problem == ""
         if problem == "" and isinstance(module, nn.Embedding):
             problem = embeddings

@@ -86,7 +86,7 @@ class _FusedOptimizer(PreconditioningOptimizer):
         if not isinstance(model, torch.nn.Module):
             raise make_error(_abi.NG_ERR_ARG, f"{name} needs the model, whose layers it observes: {name}(model, ...), or "
                              f"{name}(parameters, ..., model=model)")
-        super().__init__(list(_layers.unwrap_ddp(model).parameters()) if params is None else params, defaults)
+        super().__init__(list(_layers.unwrap(model).parameters()) if params is None else params, defaults)
         for group in self.param_groups:
             to_float("lr", group["lr"])
         self.preconditioner = _FusedPreconditioner(self, model, {"method": options.pop("method", None) or self.method,

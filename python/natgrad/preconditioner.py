@@ -100,7 +100,8 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         if reduction not in ("mean", "sum"):
             raise make_error(_abi.NG_ERR_ARG, f"reduction is '{reduction}', expected 'mean' or 'sum'")
         _layers.check_model_supported(model)
-        self.model = _layers.unwrap_ddp(model)
+        self._is_compiled = _layers.is_compiled(model)
+        self.model = _layers.unwrap(model)
         _layers.check_model_supported(self.model)
         self.lr, self.accumulation_steps, self.grad_scaler = lr, accumulation_steps, grad_scaler
         self._chosen, self._warns_of_passes, self._warns_of_loss, self._reduction = chosen, warns_of_passes, warns_of_passes, reduction
@@ -129,7 +130,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             self._bind_gradients_and_weights()
         self._core.call("ready")
         self._observer = Observer(self._core, self._layers_to_observe(), self.model, chosen.get("calls") != "mean", samples,
-                                  batch_first, reduction, expand)
+                                  batch_first, reduction, expand, self._is_compiled)
         if self._is_fully_sharded:  # in backward, fully_shard hides earlier gradients
             self._observer.sums_outside, self._observer.compared = True, None
         _attention.add_hooks(self._observer)
@@ -141,8 +142,9 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._warn_unpreconditioned()
 
     def _plan_entries(self, exclusion_reason):
-        return _plan.plan_entries(self.model, exclusion_reason, embeddings=self._embedding_problem(),
-                                  all_kinds=not (self._has_window() or self._is_for_plain_layers()))
+        all_kinds = not (self._has_window() or self._is_for_plain_layers())
+        return _plan.plan_entries(self.model, exclusion_reason, embeddings=self._embedding_problem(), all_kinds=all_kinds,
+                                  attention=all_kinds and not self._is_compiled)
 
     def _is_for_plain_layers(self):
         """Return True for a method whose program has no curvature of norms, embeddings and attention."""

@@ -32,20 +32,6 @@ class RejectedModels(Case):
         with self.assert_refused("ScriptModule"):
             make_preconditioner(torch.jit.script(nn.Linear(2, 2)))
 
-    @unittest.skipUnless(NEW, "torch.compile is in PyTorch 2")
-    def test_compiled_models_are_refused(self):
-        with self.assert_refused("the model is a OptimizedModule: .*compile"):
-            make_preconditioner(torch.compile(small_conv_net(), backend="eager"))
-        inside = small_conv_net()
-        inside[6].compile(backend="eager")
-        with self.assert_refused("'6' was compiled in place"):
-            make_preconditioner(inside)
-        model = small_conv_net()
-        k = make_preconditioner(model)
-        with self.assertRaisesRegex(Exception, "compile"):
-            torch.compile(model, backend="eager")(random_batch()[0]).sum().backward()
-            k.step()
-
     def test_error_names_unobserved_layer(self):
         class WeightUsedDirectly(nn.Module):
             def __init__(self):

@@ -42,7 +42,7 @@ class SPNGD(PreconditioningOptimizer):
                                 communicate_after_forward=communicate_after_forward,
                                 only_pic_update_weight=only_pic_update_weight).items():
             chosen.set_published(name, value)
-        modules = dict(_layers.unwrap_ddp(model).named_modules())
+        modules = dict(_layers.unwrap(model).named_modules())
         if not isinstance(diagonalize, (list, tuple, set)):
             raise make_error(_abi.NG_ERR_ARG, f"diagonalize is {_core.short_repr(diagonalize)}, expected a list of layer names")
         for name in diagonalize:
@@ -51,7 +51,7 @@ class SPNGD(PreconditioningOptimizer):
         norms = (nn.BatchNorm1d, nn.BatchNorm2d)
         own = {name: "norm_block=diagonal" if isinstance(modules[name], norms) else "output_factor=diagonal"
                for name in diagonalize}
-        super().__init__(list(_layers.unwrap_ddp(model).parameters()), dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        super().__init__(list(_layers.unwrap(model).parameters()), dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
         self.loss_scale, self.adjust_momentum, self.acc_iters = loss_scale, bool(adjust_momentum), acc_iters
         self._previous_lr, self._sums, self._batches_summed = None, {}, 0
         self.preconditioner = _SPNGDPreconditioner(model, chosen, loss_scale, process_group, own)

@@ -37,7 +37,7 @@ class _PublishedOptimizer(PreconditioningOptimizer):
         chosen = self._make_options(values)
         names = {row["name"]: row["option"] for row in _core.published(chosen.get("method"))}
         self._option_of_argument = {name: names.get(name, "") for name in _GROUP_ARGUMENTS}
-        super().__init__(list(_layers.unwrap_ddp(model).parameters()), {name: values[name] for name in _GROUP_ARGUMENTS})
+        super().__init__(list(_layers.unwrap(model).parameters()), {name: values[name] for name in _GROUP_ARGUMENTS})
         ranks = backend.group() if process_group is None else process_group
         self.preconditioner = _LinearAndConvPreconditioner(model, chosen, ranks)
         self._period = values["fac_update_freq"]  # the period that the hooks use
