@@ -449,6 +449,7 @@ if(NOT NATGRAD_SANITIZE)
           compat
           compiled
           convolutions
+          cuda
           double
           dropped
           embedding_ranks

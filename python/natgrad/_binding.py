@@ -3,7 +3,7 @@ import ctypes as c
 
 import torch
 
-from . import _abi, _layers
+from . import _abi, _layers, _tensors
 from ._core import make_error
 from ._tensors import TensorDescriptor, ViewDescriptor, is_sharded, is_sharded_by_fsdp, unsupported_reason
 
@@ -17,6 +17,8 @@ class ParameterBinding:
                 if not entry.frozen and (self._binds_all or isinstance(entry, _layers.Layer))]
 
     def _check_tensors_supported(self):
+        """Check the parameters.  Return their device; None: there are no parameters."""
+        first = device = None
         for _, (_, module, attribute, full) in self._parameters_to_bind():
             parameter = getattr(module, attribute)
             if self._is_fully_sharded and not self._binds_weights and is_sharded_by_fsdp(parameter):
@@ -24,6 +26,11 @@ class ParameterBinding:
             why = unsupported_reason(full, parameter)
             if why:
                 raise make_error(_abi.NG_ERR_ARG, why)
+            mine = _tensors.device_of(parameter)
+            if device is not None and mine != device:
+                raise make_error(_abi.NG_ERR_ARG, f"'{first}' is on {device} and '{full}' on {mine}: expected one device")
+            first, device = first or full, mine
+        return device
 
     def _make_bindings(self):
         rows = self._parameters_to_bind()

@@ -219,7 +219,8 @@ class Precond:
     """An ng_precond with its own context.  call("bind", ...) calls ng_bind(p, ...), and raises an exception on
     failure."""
 
-    def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None):
+    def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None,
+                 stream=None):
         self.library, self.ctx, self.p, self.lock = load_library(), c.c_void_p(), c.c_void_p(), threading.RLock()
         self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
         config = new_struct(_abi.ng_context_config)
@@ -230,6 +231,7 @@ class Precond:
         config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else _abi.NG_LOG_WARN
         if linalg is not None:
             config.linalg = to_utf8("linalg", linalg)
+        config.queue = stream
         if transport is not None:
             config.transport = c.addressof(transport.table)
         if model_group is not None:

@@ -23,6 +23,17 @@ def is_sharded_by_fsdp(tensor):
     return is_sharded(tensor) and sum(not placement.is_replicate() for placement in tensor.placements) == 1
 
 
+def device_of(tensor):
+    """Return the device of a tensor.  A test replaces this function and current_stream, to need no GPU."""
+    return tensor.device
+
+
+def current_stream(device):
+    """Return the handle of PyTorch's current stream of a CUDA device; 1 is CUDA's handle of the default stream, whose own handle
+    is 0."""
+    return torch.cuda.current_stream(device).cuda_stream or 1
+
+
 def unsupported_reason(name, tensor, dtypes=DTYPES):
     """Return the reason why the library cannot use this tensor, or ''."""
     kind = type(tensor).__name__
@@ -32,8 +43,8 @@ def unsupported_reason(name, tensor, dtypes=DTYPES):
         return f"'{name}' has no shape yet: run the model once, then make the preconditioner"
     if tensor.layout != torch.strided:
         return f"'{name}' is {tensor.layout}: only dense tensors are supported (sparse=False)"
-    if tensor.device.type != "cpu":
-        return f"'{name}' is on {tensor.device}: only the CPU is supported"
+    if device_of(tensor).type not in ("cpu", "cuda"):
+        return f"'{name}' is on {device_of(tensor)}: only the CPU and CUDA are supported"
     if tensor.dtype not in dtypes:
         expected = "float32, float64, bfloat16 or float16" if dtypes is DTYPES else "int64"
         return f"'{name}' is {str(tensor.dtype).replace('torch.', '')}: expected {expected}"
@@ -48,12 +59,11 @@ class TensorDescriptor:
 
     def __init__(self, name):
         self.array, self.name, self._layout, self._long_layout = _abi.ng_array(), name, None, None
-        self.array.mem = _abi.NG_HOST
         self.reference = c.byref(self.array)
 
     def describe(self, tensor):
         try:
-            layout = (tensor.shape, tensor.stride(), tensor.dtype)
+            layout = (tensor.shape, tensor.stride(), tensor.dtype, device_of(tensor))
         except RuntimeError:  # sparse tensors have no strides
             layout = None
         if layout != self._layout or layout is None:
@@ -90,6 +100,7 @@ class TensorDescriptor:
         if axes > 8:
             raise make_error(_abi.NG_ERR_SHAPE, f"'{self.name}' has {axes} axes, expected at most 8")
         array.dtype, array.ndim = self.dtypes[tensor.dtype], axes
+        array.mem = _abi.NG_DEVICE if device_of(tensor).type == "cuda" else _abi.NG_HOST
         self._extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
         if axes <= _INLINE_AXES:
             array.shape = array.stride = None

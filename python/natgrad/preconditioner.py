@@ -4,7 +4,7 @@ import ctypes as c
 import math
 import numbers
 
-from . import _abi, _attention, _core, _layers, _plan, _skip, _state
+from . import _abi, _attention, _core, _layers, _plan, _skip, _state, _tensors
 from ._binding import ParameterBinding
 from ._core import make_error, with_core_lock, to_float, short_repr
 from ._hooks import Observer
@@ -31,7 +31,8 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
                        one rank with this batch.  True: the samples of a rank count as a batch of their own for
                        stat_batch, published scales and damping_leak, as in the published programs
     threads            the number of threads of the library; 0: one per processor
-    linalg             the linear algebra: 'cpu' | 'ref'; None: the best in this build
+    linalg             the linear algebra: 'cpu' | 'ref' | 'cuda:INDEX'; None: by the device of the model.  A model on CUDA needs
+                       the library natgrad_cuda (docs/cuda.md); all work is on the stream that is current now
     options            options of the library (natgrad.options()); live options may be functions of the step
 
     `layer_options` sets options of layers by name, {"fc": "damping=0.1"}; the option `per_layer` does so by globs,
@@ -88,7 +89,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         if not isinstance(threads, numbers.Integral):
             raise make_error(_abi.NG_ERR_ARG, f"threads is {threads!r}, expected a whole number")
         if not (linalg is None or isinstance(linalg, str)):
-            raise make_error(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu' or 'ref'")
+            raise make_error(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu', 'ref' or 'cuda'")
         if not (layer_options is None or isinstance(layer_options, dict)):
             raise make_error(_abi.NG_ERR_ARG, f"layer_options is {short_repr(layer_options)}, expected {{layer name: options}}")
         for name, line in (layer_options or {}).items():
@@ -117,9 +118,17 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._warned_layers, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # number of steps with status 1; with status 3
         self._is_fully_sharded = any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
-        self._check_tensors_supported()
+        device, stream = self._check_tensors_supported(), None
+        if device is not None and device.type == "cuda":
+            if self._has_window():
+                raise make_error(_abi.NG_ERR_ABSENT, f"method '{chosen.get('method')}' has a window, which needs a model on the CPU; "
+                                 f"the model is on {device}")
+            here = f"cuda:{device.index}"
+            if linalg not in (None, here):
+                raise make_error(_abi.NG_ERR_ARG, f"linalg is {linalg!r} and the model is on {device}: expected None or '{here}'")
+            linalg, stream = here, _tensors.current_stream(device)
         self._core = _core.Precond(chosen, threads, self._make_transport(process_group), linalg,
-                                  *self._model_and_stage_transports())
+                                  *self._model_and_stage_transports(), stream=stream)
         lines = [chosen.get("per_layer"), *(layer_options or {}).values()]
         expand = (chosen.get("positions") == "expand" and chosen.get("stat_scale") in ("textbook", "chainerkfac")
                   and not any(name in line for line in lines for name in ("positions", "stat_scale", "method")))

@@ -66,7 +66,7 @@ class Examples(Case):
 
     def test_unsupported_device_is_refused(self):
         for name in ("mnist", "resnet", "translate", "bert"):
-            with self.assert_refused("is on meta: only the CPU is supported"):
+            with self.assert_refused("is on meta: only the CPU and CUDA are supported"):
                 self.run_example(name, "--device", "meta", "--steps", 1)
 
     def test_data_files_are_read(self):

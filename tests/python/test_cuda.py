@@ -1,0 +1,71 @@
+"""Models on CUDA, without a GPU: the library natgrad_cuda with the stand-in (tests/standin_desk.c), and CPU tensors that the front
+takes for tensors on cuda:0."""
+import os
+import unittest
+from unittest import mock
+
+import torch
+
+import natgrad
+from front import Case, loss_of, make_preconditioner, random_batch, small_conv_net
+from natgrad import _abi, _core, _tensors
+
+STANDIN = os.path.join(os.environ["NG_TEST_BUILD_DIR"], "libnatgrad_standin.so")
+
+
+class OnCuda(Case):
+    def setUp(self):
+        self.devices = {}  # of tensors by address; others are on cuda:0
+        for patch in (mock.patch.dict(os.environ, NG_CUDA_LIBRARY=STANDIN),
+                      mock.patch.object(_tensors, "device_of", lambda t: self.devices.get(t.data_ptr(), torch.device("cuda", 0))),
+                      mock.patch.object(_tensors, "current_stream", lambda device: 1)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def weights_after_steps(self, kind, **options):
+        model = small_conv_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with mock.patch.object(_core, "Precond", wraps=_core.Precond) as made:
+            k = make_preconditioner(model, kind, **options)
+        for seed in range(2):
+            optimizer.zero_grad()
+            loss_of(model, *random_batch(4, seed)).backward()
+            k.step()
+            optimizer.step()
+        descriptors = [row[3].array.mem for row in k._bound_rows]
+        k.close()
+        return [p.detach().clone() for p in model.parameters()], made.call_args, descriptors
+
+    def test_steps_equal_the_cpu(self):
+        for kind in (natgrad.Eva, natgrad.KFAC):
+            on_device, made, memory = self.weights_after_steps(kind)
+            self.assertEqual((made.args[3], made.kwargs["stream"]), ("cuda:0", 1))
+            self.assertEqual(set(memory), {_abi.NG_DEVICE})
+            with mock.patch.object(_tensors, "device_of", lambda t: t.device):
+                on_host, made, memory = self.weights_after_steps(kind)
+            self.assertEqual((made.args[3], made.kwargs["stream"]), (None, None))
+            self.assertEqual(set(memory), {_abi.NG_HOST})
+            for a, b in zip(on_device, on_host):
+                self.assertLess((a - b).abs().max().item(), 1e-5)  # sums of f32 in other orders, divided by the damping
+
+    def test_wrong_devices_are_named(self):
+        model = small_conv_net()
+        for device, text in ((torch.device("cuda", 1), "'0.weight' is on cuda:1 and '0.bias' on cuda:0"),
+                             (torch.device("mps"), "'0.weight' is on mps: only the CPU and CUDA are supported")):
+            self.devices = {model[0].weight.data_ptr(): device}
+            with self.assertRaisesRegex(natgrad.Error, text):
+                make_preconditioner(model)
+        self.devices = {}
+        with self.assertRaisesRegex(natgrad.Error, "method 'mfac' has a window, which needs a model on the CPU"):
+            natgrad.MFAC(model)
+        with self.assertRaisesRegex(natgrad.Error, "linalg is 'ref' and the model is on cuda:0: expected None or 'cuda:0'"):
+            make_preconditioner(model, linalg="ref")
+
+    def test_missing_library_is_named(self):
+        with mock.patch.dict(os.environ, NG_CUDA_LIBRARY="/no/such/library.so"):
+            with self.assertRaisesRegex(natgrad.Error, "linalg = cuda: the library does not open: /no/such/library.so"):
+                make_preconditioner(small_conv_net())
+
+
+if __name__ == "__main__":
+    unittest.main()
