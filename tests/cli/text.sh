@@ -18,7 +18,7 @@ train 2 'natgrad: --mixup-alpha: needs images or features, text has tokens' --da
 train 2 'natgrad: --positions: has no effect, model gpt-char-16-2-2 has no convolutions' --data $data --positions reduce
 
 # Every method trains.  Curvature of embeddings: natgrad, spngd; else their weights are tensors.
-for method in sgd adamw natgrad spngd kaisa eva mfac; do
+for method in sgd adamw natgrad kfac-adam spngd kaisa eva mfac muon; do
   train 0 '' --data $data --steps 3 --method $method --out "$method"
 done
 layers() { grep -ao "transformer.wte/[A-Z_a-z]*" "$(newest_checkpoint "$1")" | sort -u | tr '\n' ' '; }
@@ -48,6 +48,8 @@ tail -c +2 text >other && head -c 1 text >>other
 train 2 'natgrad: --data: *other* has other samples than the run *' --steps 14 --resume --data text:other,context=16 \
   --lr-schedule constant --method natgrad --out half.natgrad
 
+expect 0 '*text, gpt-char-16-2-2, batch 8, 4 steps, seeds 1 to 2;*sgd *natgrad *difference to sgd*' "$natgrad" compare --data $data \
+  --model gpt-char-16-2-2 --methods sgd,natgrad --seeds 2 --steps 4 --batch 8 --out compared
 expect 0 '*gpt-char on 4 ranks*natgrad, comm-opt*' "$natgrad" plan --model gpt-char --ranks 4
 expect 0 '*gpt-char-16-2-2, batch 2, 10720 parameters*norm blocks*' \
   "$natgrad" bench train --model gpt-char-16-2-2 --batch 2 --repeat 2 --no-floors
