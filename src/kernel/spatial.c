@@ -24,7 +24,6 @@ enum {
 
 typedef struct job {
   const ng_gram *g;
-  bool channels_last;
   int64_t first, units; /* the present units: (sample, CHANNELS channels) */
   int64_t blocks;       /* units of a sample */
   int64_t row, floats;  /* pixels between rows of the copy; pixels of the copy */
@@ -84,24 +83,22 @@ NG_CLONES static void correlate(const float *restrict x, int64_t n, const int64_
   }
 }
 
-/* Sum the products of CHANNELS channels of one sample. With channels last, the copy has the channels of a pixel adjacent;
- * otherwise it has one channel at a time. */
+/* Sum the products of CHANNELS channels of one sample. The copy has the channels of a pixel adjacent, in any layout of the
+ * image: then rows of small images are long enough for vectors. */
 static void sum_unit(const job *j, int64_t unit, float *copy, double *sum) {
   const ng_gram *g = j->g;
   const ng_conv *c = &g->conv;
   const int64_t from = g->c0 + unit % j->blocks * CHANNELS, to = ng_min64(g->c1, from + CHANNELS);
-  const int64_t wide = j->channels_last ? to - from : 1, row = j->row * wide, n = c->height * row;
+  const int64_t wide = to - from, row = j->row * wide, n = c->height * row;
+  const ng_pixels in = {&g->x, from, to};
   memset(copy, 0, (size_t)(j->floats * wide) * sizeof *copy);
   memset(sum, 0, (size_t)j->distances * sizeof *sum);
-  for (int64_t channel = from; channel < to; channel += wide) {
-    const ng_pixels in = {&g->x, channel, channel + wide};
-    for (int64_t y = 0; y < c->height; y++) {
-      ng_pixels_load(&in, unit / j->blocks, y * c->width, c->width, copy + y * row, wide);
-    }
-    for (int64_t at = 0; at < n; at += CHUNK) {
-      for (int64_t d = 0; d < j->distances; d += TOGETHER) {
-        correlate(copy + at, ng_min64(CHUNK, n - at), j->offset + d, wide, sum + d);
-      }
+  for (int64_t y = 0; y < c->height; y++) {
+    ng_pixels_load(&in, unit / j->blocks, y * c->width, c->width, copy + y * row, wide);
+  }
+  for (int64_t at = 0; at < n; at += CHUNK) {
+    for (int64_t d = 0; d < j->distances; d += TOGETHER) {
+      correlate(copy + at, ng_min64(CHUNK, n - at), j->offset + d, wide, sum + d);
     }
   }
 }
@@ -139,7 +136,6 @@ static void add_correlations(ng_queue *q, const ng_gram *g, float *scratch) {
   const ng_conv *c = &g->conv;
   job j = make_job(c, scratch);
   j.g = g;
-  j.channels_last = g->x.column_stride == 1;
   j.blocks = (g->c1 - g->c0 + CHANNELS - 1) / CHANNELS;
   for (int64_t d = 0; d < j.distances; d++) {
     const int64_t k = d + c->kernel[1] - 1, wide = 2 * c->kernel[1] - 1;
