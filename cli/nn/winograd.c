@@ -19,6 +19,13 @@
 enum { E = 16, LEAST_CHANNELS = 16, CHUNK = 64 };
 enum { BLOCK_FLOATS = 512 * 1024, LEAST_TILES = 256, PAD = 16 };
 
+/* Before a loop over channels: no pass of the loop depends on another one, so that GCC vectorises it. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
+
 /* An image [samples][height][width][channels], which is cut into tiles with the size `side` (4 or 2) at distances of 2.
  * The first tile begins at (-padding, -padding). */
 typedef struct image {
@@ -51,7 +58,7 @@ static int64_t count_step(int64_t block, int64_t channels) { return block * chan
 
 /* V = B' d B of one tile: d has 16 rows of c channels; element e is at v + e * step. */
 NG_CLONES static void transform_input(const float *const d[E], int64_t c, float *v, int64_t step) {
-#pragma GCC ivdep
+  INDEPENDENT
   for (int64_t k = 0; k < c; k++) {
     float t[E];
     for (int j = 0; j < 4; j++) {
@@ -73,7 +80,7 @@ NG_CLONES static void transform_input(const float *const d[E], int64_t c, float 
 /* y = A' M A of one tile, plus the bias; y has 4 rows. */
 NG_CLONES static void transform_output(const float *m, int64_t step, int64_t c, const float *bias,
                                        bool adds, float *const y[4]) {
-#pragma GCC ivdep
+  INDEPENDENT
   for (int64_t k = 0; k < c; k++) {
     float t[8];
     for (int j = 0; j < 4; j++) {
@@ -93,7 +100,7 @@ NG_CLONES static void transform_output(const float *m, int64_t step, int64_t c, 
 /* dM = A dy A' of one tile. */
 NG_CLONES static void transform_output_grad(const float *const dy[4], int64_t c, float *m,
                                             int64_t step) {
-#pragma GCC ivdep
+  INDEPENDENT
   for (int64_t k = 0; k < c; k++) {
     float t[8];
     for (int j = 0; j < 2; j++) {
@@ -114,7 +121,7 @@ NG_CLONES static void transform_output_grad(const float *const dy[4], int64_t c,
 
 /* U = G g G' for c kernels; g is [9][CHUNK]. */
 NG_CLONES static void transform_kernels(float (*g)[CHUNK], int64_t c, float *u, int64_t step) {
-#pragma GCC ivdep
+  INDEPENDENT
   for (int64_t k = 0; k < c; k++) {
     float t[12];
     for (int j = 0; j < 3; j++) {
@@ -137,7 +144,7 @@ NG_CLONES static void transform_kernels(float (*g)[CHUNK], int64_t c, float *u, 
 /* dg = G' dU G for c kernels. */
 NG_CLONES static void transform_kernel_grads(const float *u, int64_t step, int64_t c,
                                              float (*g)[CHUNK]) {
-#pragma GCC ivdep
+  INDEPENDENT
   for (int64_t k = 0; k < c; k++) {
     float t[12];
     for (int j = 0; j < 4; j++) {
