@@ -4,7 +4,8 @@
 # DIR/gpu.sh:        run the tests and the bench there, also under compute-sanitizer, beside PyTorch: 2 minutes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-tests="t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides"
+tests="t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides"
+contexts="t_rankone t_norm" # run with linalg = cuda
 
 if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   root=$here/..
@@ -18,13 +19,14 @@ if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   for gpu in 80 90 100; do gpus+=(-gencode "arch=compute_$gpu,code=sm_$gpu"); done
   nvcc -fmad=false "${gpus[@]}" -gencode arch=compute_100,code=compute_100 -fatbin -o "$work/kernels.fatbin" "$root/cuda/kernels.cu"
   cd "$work"
-  flags="-std=c11 -O2 -D_GNU_SOURCE -DNG_EXPERIMENTAL -ffp-contract=off -I$root/include -I$root/src -I$root/base -I$root/io -I$root/tests -I$root/cuda"
+  flags="-std=c11 -O2 -fPIC -fvisibility=hidden -D_GNU_SOURCE -DNG_EXPERIMENTAL -ffp-contract=off -I$root/include -I$root/src -I$root/base -I$root/io -I$root/tests -I$root/cuda"
   cc -c "$root/cuda/kernels.S" -o fatbin.o
   for file in cuda/desk_cuda cuda/backend cuda/backend_arrays cuda/backend_sums cuda/linalg cuda/memory cuda/stage bench/gpu_eva tests/directions tests/kernels tests/pictures; do
     cc $flags -c "$root/$file.c" -o "$(basename $file).o"
   done
+  cc -shared -Wl,--version-script="$root/src/natgrad.map" backend*.o linalg.o memory.o stage.o desk_cuda.o fatbin.o -o "$to/libnatgrad_cuda.so.0" -ldl
   cc $flags -fno-builtin -c "$root/tests/gpu_memory.c" -o gpu_memory.o
-  for test in $tests; do
+  for test in $tests $contexts; do
     cc $flags "-DNG_SOURCE_DIR=\"$root\"" -c "$root/tests/$test.c" -o "$test.o"
     # norelro: gpu_memory.c registers whole segments with the device; no part may become read-only
     cc -Wl,-z,norelro "$test.o" directions.o pictures.o kernels.o fatbin.o backend.o backend_arrays.o backend_sums.o linalg.o memory.o stage.o gpu_memory.o desk_cuda.o \
@@ -48,6 +50,9 @@ nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format
 for model in resnet18 resnet50; do timeout 60 ./gpu_eva $model || status=1; done
 for test in $tests; do
   timeout 100 "./$test" 2>&1 | grep -E '^(device:|\[  |gpu_memory)' || status=1
+done
+for test in $contexts; do
+  NG_LINALG=cuda NG_CUDA_LIBRARY=$here/libnatgrad_cuda.so.0 timeout 100 "./$test" 2>&1 | grep -E '^(device:|\[  |gpu_memory)' || status=1
 done
 timeout 60 compute-sanitizer --error-exitcode 9 ./gpu_eva resnet18 | tail -n 1 || status=1
 timeout 60 compute-sanitizer --tool racecheck --error-exitcode 9 ./gpu_eva tiny | tail -n 1 || status=1
