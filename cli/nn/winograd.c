@@ -77,9 +77,10 @@ NG_CLONES static void transform_input(const float *const d[E], int64_t c, float 
   }
 }
 
-/* y = A' M A of one tile, plus the bias; y has 4 rows. */
-NG_CLONES static void transform_output(const float *m, int64_t step, int64_t c, const float *bias,
-                                       bool adds, float *const y[4]) {
+/* y = A' M A of one tile, plus the bias; y has 4 rows. Inlined with a constant `adds`: a conditional load would not
+ * vectorise. */
+static inline void transform_output_tile(const float *m, int64_t step, int64_t c, const float *bias,
+                                         bool adds, float *const y[4]) {
   INDEPENDENT
   for (int64_t k = 0; k < c; k++) {
     float t[8];
@@ -94,6 +95,15 @@ NG_CLONES static void transform_output(const float *m, int64_t step, int64_t c, 
       y[2 * i][k] = adds ? y[2 * i][k] + left : left;
       y[2 * i + 1][k] = adds ? y[2 * i + 1][k] + right : right;
     }
+  }
+}
+
+NG_CLONES static void transform_output(const float *m, int64_t step, int64_t c, const float *bias,
+                                       bool adds, float *const y[4]) {
+  if (adds) {
+    transform_output_tile(m, step, c, bias, true, y);
+  } else {
+    transform_output_tile(m, step, c, bias, false, y);
   }
 }
 
