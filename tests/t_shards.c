@@ -175,7 +175,8 @@ static void shards_equal_groups_of_one_rank(void **state) {
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=rms clip_bound=0.01",
       "method=natgrad damping=0.3 stat_period=1 solve_period=1 clip=value clip_bound=0.1",
       "method=natgrad damping=0.3 stat_period=1 solve_period=2 factor_blocks=2 max_factor=4",
-      "method=natgrad damping=0.3 calls=ema refresh_tolerance=0.1 colocate=0 placement=mpd-kfac"};
+      "method=natgrad damping=0.3 calls=ema refresh_tolerance=0.1 colocate=0 placement=mpd-kfac",
+      "method=kfac-adam damping=0.1 moment_epsilon=0.1"};
   for (size_t m = 0; m < sizeof more / sizeof more[0]; m++) {
     shard_run how = default_run(more[m]);
     how.model = 1;

@@ -166,6 +166,7 @@ train 2 "--method: is 'sgd', but 'natgrad' in one/config.json; a resumed run kee
 train 2 '--optimizer: has no effect with method sgd and the sgd update' --method sgd --optimizer adamw
 train 2 '--beta1: has no effect with method natgrad and the sgd update' --beta1 0.5
 train 2 '--momentum: has no effect with method adamw and the adamw update' --method adamw --momentum 0
+train 2 '--momentum: has no effect with method kfac-adam and the sgd update' --method kfac-adam --momentum 0.5
 train 2 '--dropout: vgg16 has dropout only for images of at least 64 pixels, the data has 32' --model vgg16 --dropout 0.5 \
   --data synthetic:classes=3,image=32x32x3,train=16,test=8 --batch 4
 train 2 '--batch: model wrn-10-1 normalises over a batch of single pixels, expected at least 2' --model wrn-10-1 \
