@@ -175,6 +175,7 @@ typedef struct update_case {
   ng_dtype grads, weights;
   int64_t pad;
   bool still; /* lr is 0 in the first steps: moments move, weights keep their bits */
+  bool decay_after;
 } update_case;
 
 /* Compare with the formulas of PyTorch.  In step 2 momentum without Nesterov is 0, so v = d. */
@@ -185,7 +186,8 @@ static void check_formula(const update_case *c) {
   double *w[SLOTS], *v[SLOTS], *s[SLOTS];
   numbers how = c->how;
   (void)snprintf(plain_set, sizeof plain_set, "method=%s clip=rescale", c->method);
-  (void)snprintf(set, sizeof set, "%.99s update=%s", plain_set, how.adamw ? "adamw" : "sgd");
+  (void)snprintf(set, sizeof set, "%.99s update=%s%s", plain_set, how.adamw ? "adamw" : "sgd",
+                 c->decay_after ? " decay_after=1" : "");
   fixture_ok(&m.f, open_layout(&m, set, three, &(fixture_how){.threads = c->s == &wide ? 3 : 0}));
   fixture_ok(&plain.f, open_layout(&plain, plain_set, NULL, NULL));
   for (int k = 0; k < SLOTS; k++) {
@@ -207,13 +209,18 @@ static void check_formula(const update_case *c) {
     fixture_ok(&plain.f, ng_step(plain.f.p, 0.1));
     for (int k = 0; k < SLOTS; k++) {
       const int g = three[k];
+      const ng_sgd *sgd = &how.sgd[g];
+      const double keep = c->decay_after && sgd->decoupled ? 1 - sgd->lr * sgd->weight_decay : 1;
       const int64_t cols = c->s->cols[k], stride = cols + c->pad;
       for (int64_t i = 0; i < weight_count(&m, k); i++) {
         const double d = (double)((const float *)plain.grad[k])[i];
         if (how.adamw) {
           oracle_update_adamw(&how.adam[g], t, 1, &d, &w[k][i], &v[k][i], &s[k][i]);
         } else {
-          oracle_update_sgd(&how.sgd[g], t, 1, &d, &w[k][i], &v[k][i]);
+          ng_sgd used = *sgd; /* keep (w - lr u) */
+          if (c->decay_after && sgd->decoupled) used.weight_decay = 0;
+          oracle_update_sgd(&used, t, 1, &d, &w[k][i], &v[k][i]);
+          w[k][i] *= keep;
         }
         const double x = read_weight(&m, k, i),
                      half = c->weights == NG_BF16 ? 0x1p-8 * fabs(w[k][i]) : 0;
@@ -238,10 +245,18 @@ static void check_formula(const update_case *c) {
 static void updates_follow_the_formulas(void **state) {
   static const char *const method[] = {"natgrad", "eva-natgrad"};
   for (int i = 0; i < 2 * 2 * 6; i++) {
-    update_case c = {
-        method[i / 2 % 2], numbers_from(i % 2 == 1, 3 * (i / 4)), &narrow, NG_F32, NG_F32, i % 3,
-        i / 4 == 1};
+    update_case c = {method[i / 2 % 2],
+                     numbers_from(i % 2 == 1, 3 * (i / 4)),
+                     &narrow,
+                     NG_F32,
+                     NG_F32,
+                     i % 3,
+                     i / 4 == 1,
+                     false};
     check_formula(&c);
+    c.decay_after = !c.how.adamw;
+    if (c.decay_after) check_formula(&c);
+    c.decay_after = false;
     c.weights = NG_BF16;
     c.pad = i / 4;
     c.still = false;
@@ -253,7 +268,7 @@ static void updates_of_wide_rows_follow_the_formulas(void **state) {
   static const ng_dtype type[2] = {NG_F32, NG_BF16};
   for (int i = 0; i < 8; i++) {
     check_formula(&(update_case){"eva-natgrad", numbers_from(i >= 4, i), &wide, type[i % 2],
-                                 type[i / 2 % 2], 0, false});
+                                 type[i / 2 % 2], 0, false, false});
   }
 }
 

@@ -85,7 +85,8 @@ static ng_status read_sgd(const group_reader *s, const ng_sgd *groups) {
   }
   hash_number(s, h.nesterov);
   hash_number(s, h.decoupled);
-  ng_update_set_sgd(&s->p->step->output.group[s->group], &h, s->p->updates);
+  ng_update_set_sgd(&s->p->step->output.group[s->group], &h, s->p->opt.base.decay_after,
+                    s->p->updates);
   return NG_OK;
 }
 

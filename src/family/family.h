@@ -162,6 +162,8 @@ typedef struct ng_family {
   void (*visit_numbers)(ng_block *b, ng_number_visit visit, void *arg);
 
   /* ---- optional; NULL: the family does not support this function ---- */
+  /* Return the number of counted steps of the block, to which stat_period and solve_period apply; default: of the model. */
+  int64_t (*count_steps)(const ng_block *b);
   /* Set both or neither. solve, on every rank: compute the results that this rank owns. The engine calls each phase for all
    * blocks and waits in between: MEASURE enqueues the numbers that LIST reads; LIST calls ng_block_list_matrix for each matrix, and
    * the engine solves the matrices of all blocks; CLIMB calls ng_matrix_retry, leaves no work pending, and returns NG_RESCUED after it

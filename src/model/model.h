@@ -195,6 +195,8 @@ struct ng_block {
   bool solves;      /* the family solves this block; ng_family.create_state may clear the flag */
   int32_t matrices; /* set in `create_state`: most matrices that ng_block_list_matrix lists */
   int32_t matrices_listed; /* in this step */
+  bool
+      skips_update; /* set by the family, equal on all ranks: this step leaves the weights, also without decay */
   bool is_worker;          /* this rank stores the results of the solve and can compute PD */
   void *state;             /* memory of the family */
   int64_t curvature_bytes; /* averages, sums and results on this rank */

@@ -102,7 +102,7 @@ ng_status ng_options_set_line(ng_options *o, const char *line, char *message, si
 }
 
 /* Check a layer's line that sets a method.  An option of the method that only the whole model can have must have the
- * same value in the model, except that the model's clip and ranks (without `statistics`) also hold for the layer.
+ * same value in the model, except that the model's clip, update and ranks (without `statistics`) also hold for the layer.
  * Default values of the method are not compared, except radius: either all blocks ascend (SAM) or none. */
 static ng_status check_method(const ng_options *full, char *message, size_t size) {
   ng_options row;
@@ -112,7 +112,8 @@ static ng_status check_method(const ng_options *full, char *message, size_t size
     const ng_option_row *r = &ng_option_table[i];
     char asked[64], is[64];
     const bool ranks = ng_is(r->group, "ranks") && i != NG_OPTION_statistics;
-    if (r->per_layer || r->type == NG_OPTION_TEXT || ng_is(r->group, "clip") || ranks) continue;
+    const bool of_model = ranks || ng_is(r->group, "clip") || ng_is(r->group, "update");
+    if (r->per_layer || r->type == NG_OPTION_TEXT || of_model) continue;
     if (!ng_option_write(r, &row, asked, sizeof asked)) continue;
     if (ng_is(asked, r->default_text) && i != NG_OPTION_radius) continue;
     if (ng_option_write(r, full, is, sizeof is) && ng_is(asked, is)) continue;

@@ -376,6 +376,9 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- all: every rank.\n"
                 "- owner: the owner of the block (of tensor i: rank i mod W), which alone stores "
                 "the moments and broadcasts the weights."),
+    ROW(decay_after, "update", "0", NEEDS(update, 1U << NG_UPDATE_SGD),
+        .help = "1: decoupled weight decay multiplies the new weight, w <- (w - lr PD) (1 - lr "
+                "decay); 0: the old weight."),
     ROW(missing, "update", "refuse", ONE_OF_2(NG_MISSING_, REFUSE, "refuse", KEEP, "keep"),
         .help = "What a step does with a layer or tensor without gradients (never bound, or bound "
                 "with data NULL).\n"

@@ -160,6 +160,7 @@ typedef enum {
   X(REAL, stat_bucket_mb, double)                                                                  \
   X(CHOICE, update, ng_update)                                                                     \
   X(CHOICE, update_ranks, ng_update_ranks)                                                         \
+  X(BOOL, decay_after, bool)                                                                       \
   X(CHOICE, missing, ng_missing)                                                                   \
   X(BOOL, quantify, bool)                                                                          \
   X(INT, window, int64_t)                                                                          \

@@ -26,13 +26,16 @@ static void set_step_coefficients(const ng_group_numbers *group, ng_output_kind 
   }
 }
 
-void ng_update_set_sgd(ng_group_numbers *group, const ng_sgd *given, int64_t updates) {
+/* decay_after: keep (w - lr m) = keep w - (keep lr) m. */
+void ng_update_set_sgd(ng_group_numbers *group, const ng_sgd *given, bool decay_after,
+                       int64_t updates) {
+  const double keep = given->decoupled ? 1.0 - given->lr * given->weight_decay : 1.0;
   group->lr = given->lr;
   group->dampening = given->dampening;
   group->sgd = (ng_sgd_coefficients){
-      .lr = given->lr,
+      .lr = decay_after ? keep * given->lr : given->lr,
       .mu = given->momentum,
-      .keep = given->decoupled ? 1.0 - given->lr * given->weight_decay : 1.0,
+      .keep = keep,
       .decay = given->decoupled ? 0.0 : given->weight_decay,
       .nesterov = given->nesterov != 0,
   };

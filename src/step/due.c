@@ -13,6 +13,11 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_block *b)) {
   return false;
 }
 
+/* The steps to which periods apply. */
+static int64_t count_steps(const ng_block *b) {
+  return b->family->count_steps != NULL ? b->family->count_steps(b) : b->p->steps;
+}
+
 /* With refresh_tolerance > 0: return whether the refresh interval (stat/stale.h) of s, or of another statistic of the
  * block that uses the same kind of observation, has ended. A family adds an observation to all these statistics, so they
  * are refreshed together. */
@@ -29,7 +34,7 @@ static bool is_refresh_due(const ng_block *b, const ng_stat *s) {
  * step is always due. Until some rank has observed every kind of array of the block, every step is due, so a layer that
  * was excluded from the first due step is observed as soon as it is included. An excluded block is never due. */
 static bool is_block_due(const ng_block *b) {
-  bool period = b->p->steps % b->base.stat_period == 0;
+  bool period = count_steps(b) % b->base.stat_period == 0;
   if (b->base.refresh_tolerance > 0.0) {
     period = false;
     for (int32_t i = 0; i < b->stats; i++) {
@@ -60,7 +65,7 @@ bool ng_block_statistics_due(const ng_block *b) {
 bool ng_block_solve_due(const ng_block *b) {
   if (!b->solves || b->is_excluded) return false;
   if (b->base.refresh_tolerance > 0.0) return !b->was_solved || ng_block_statistics_due(b);
-  return !b->was_solved || b->p->steps % b->base.solve_period == 0;
+  return !b->was_solved || count_steps(b) % b->base.solve_period == 0;
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/

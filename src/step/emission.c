@@ -230,7 +230,10 @@ static void list_updates(ng_precond *p, const ng_slot *s, int64_t end) {
   }
 }
 
-static bool is_emitted(const ng_slot *s) { return !s->is_excluded && s->updates_here; }
+static bool is_emitted(const ng_precond *p, const ng_slot *s) {
+  const bool waits = s->block != NULL && s->block->skips_update;
+  return !s->is_excluded && s->updates_here && (p->step->output.kind == NG_OUT_GRADIENT || !waits);
+}
 
 void ng_emission_list_blocks(ng_precond *p, bool unit) {
   ng_emission *l = &p->step->emission;
@@ -239,7 +242,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
     const ng_block *b = p->block[i];
     for (int32_t k = 0; k < b->segments; k++) {
       ng_slot *s = b->segment[k].slot;
-      if (!is_emitted(s)) continue;
+      if (!is_emitted(p, s)) continue;
       const double factor = unit ? 1.0 : b->segment[k].clip_factor;
       ng_direction *e = &l->direction[l->direction_count];
       const ng_direction *end = e + list_segment(b, k, factor, is_delivered(b), e);
@@ -258,7 +261,7 @@ void ng_emission_list_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   for (int32_t i = 0; i < p->slots; i++) {
     ng_slot *s = p->slot[i];
-    if (!is_updated_without_curvature(p, s) || !is_emitted(s)) continue;
+    if (!is_updated_without_curvature(p, s) || !is_emitted(p, s)) continue;
     l->direction[l->direction_count] = (ng_direction){
         .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
     list_updates(p, s, l->direction_count + 1);

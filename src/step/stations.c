@@ -48,9 +48,11 @@ static bool is_deliver_due(const ng_precond *p) {
 
 /* ---- statistics, solve, share ----------------------------------------------------------------*/
 
-/* Fold a sum into its average; with refresh_tolerance > 0, compare the new average with the old average. */
+/* Fold a sum into its average; with refresh_tolerance > 0, compare the new average with the old average. The caller repeats a
+ * refused step with other gradients, so the sums of gradients are not folded: the end of the step discards them. */
 static ng_status fold_statistic(ng_precond *p, ng_stat *s) {
   const bool folds = s->w_total > 0.0;
+  if (p->step->has_refused && s->observed == NG_OBSERVED_FLATGRAD) return NG_OK;
   if (folds && s->stale.enabled) ng_stat_copy_average(p->ctx->queue, s, p->arena[NG_USE_SCRATCH]);
   const ng_status st = ng_stat_fold(p->ctx->queue, s);
   if (!folds || st != NG_OK) return st;

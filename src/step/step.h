@@ -45,7 +45,8 @@ typedef struct ng_output {
 } ng_output;
 
 /* Set the numbers of one group from the caller's values `given`. `updates`: number of earlier updates of the model. */
-void ng_update_set_sgd(ng_group_numbers *group, const ng_sgd *given, int64_t updates);
+void ng_update_set_sgd(ng_group_numbers *group, const ng_sgd *given, bool decay_after,
+                       int64_t updates);
 void ng_update_set_adamw(ng_group_numbers *group, const ng_adamw *given, int64_t updates);
 /* Set slot->late_coefficients of all parameters that had fewer updates than the model. Call after the numbers of all
  * groups are set. */
