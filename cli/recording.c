@@ -74,18 +74,25 @@ static void read_layer_fields(cli_fields *f, const ngio_value *o, shape *l) {
   cli_read_pair(f, o, "padding", 0, -1, l->padding);
 }
 
-/* Describe a parameter [rows, ...] as a linear layer with `rows` outputs. A parameter with one axis has one output. */
-static void read_parameter_shape(cli_fields *f, const ngio_value *o, shape *l) {
+/* Describe a parameter [rows, ...] as a linear layer with `rows` outputs; with `conv`, four axes as a convolution. A
+ * parameter with one axis has one output. */
+static void read_parameter_shape(cli_fields *f, const ngio_value *o, bool conv, shape *l) {
   enum { MOST = 1 << 30 };
   const ngio_value *lengths = ngio_get(o, "shape");
   const size_t axes = ngio_count(lengths);
   if (axes < 1 || axes > 4)
     cli_field_error(f, "parameter %s has %zu axes, expected 1 to 4", l->name, axes);
   l->in = l->out = l->positions = 1;
+  l->is_conv = conv && axes == 4;
   for (size_t k = 0; k < axes && f->rc == CLI_OK; k++) {
     const int64_t length = ngio_integer_of(ngio_at(lengths, k));
     if (length < 1 || length > 1 << 20)
       cli_field_error(f, "parameter %s: a length is not a whole number from 1 to 1048576", l->name);
+    if (l->is_conv && k >= 2) {
+      l->kernel[k - 2] = length;
+      l->stride[k - 2] = 1;
+      continue;
+    }
     *(k == 0 && axes > 1 ? &l->out : &l->in) *= length;
     if (l->in > MOST)
       cli_field_error(f, "parameter %s: a row has more than %d elements", l->name, MOST);
@@ -113,7 +120,7 @@ static void read_layers(reader *in) {
     char where[128];
     set_layer_name(in, key, i, ngio_text_of(r->has_parameters ? ngio_get(o, "name") : o));
     if (r->has_parameters) {
-      read_parameter_shape(f, o, l);
+      read_parameter_shape(f, o, r->has_states, l);
       continue;
     }
     (void)snprintf(where, sizeof where, "case.json: layer %.60s: ", l->name);
@@ -143,8 +150,9 @@ static void read_case_json(reader *in, const char *text) {
   r->steps = (int)cli_read_whole(f, r->root, "steps", 1, 100000, -1);
   r->micro_batches = (int)cli_read_whole(f, r->root, "micro_batches", 1, 1000, 1);
   r->ranks = (int)cli_read_whole(f, r->root, "ranks", 1, 64, 1);
-  (void)cli_read_whole(f, r->root, "batch", 1, 1 << 24, -1);
   r->has_parameters = ngio_get(r->root, "parameters") != NULL;
+  r->has_states = r->has_parameters && ngio_get(r->root, "state_means") != NULL;
+  if (!r->has_states) (void)cli_read_whole(f, r->root, "batch", 1, 1 << 24, -1);
   read_layers(in);
   f->where = "case.json: config: ";
   r->system = read_required_text(f, r->config, "system");
@@ -261,6 +269,7 @@ static void format_step_array_name(const recording *r, int step, const shape *l,
 static void find_step_arrays(reader *in, int step, const shape *l, int bias, recording_step *s) {
   const recording *r = in->r;
   const int arrays = r->has_updates                              ? STEP_ARRAYS
+                     : r->has_states                             ? MOMENTUM
                      : r->has_parameters || r->weight_decay != 0 ? AFTER
                                                                  : BEFORE;
   const float **to[STEP_ARRAYS] = {&s->grad, &s->out, &s->before, &s->after, &s->momentum};
@@ -268,13 +277,16 @@ static void find_step_arrays(reader *in, int step, const shape *l, int bias, rec
   for (int k = 0; k < arrays && in->fields.rc == CLI_OK; k++) {
     char name[160];
     format_step_array_name(r, step, l, bias, k, name);
+    const bool may_be_missing = r->has_states && (k == GRAD || k == OUT);
+    if (may_be_missing && recording_find_array(r, "%s", name) == NULL) continue;
     const ngio_tensor *t = find_float_array(in, name, r->has_parameters ? NULL : expect,
                                             bias || l->is_norm ? 1
                                             : l->is_conv       ? 4
                                                                : 2);
-    if (t != NULL && r->has_parameters && t->bytes != 4 * l->in * l->out)
+    const int64_t count = l->in * l->out * (l->is_conv ? l->kernel[0] * l->kernel[1] : 1);
+    if (t != NULL && r->has_parameters && t->bytes != 4 * count)
       cli_field_error(&in->fields, "array %s has %lld elements, but its parameter %lld", name,
-                      (long long)(t->bytes / 4), (long long)(l->in * l->out));
+                      (long long)(t->bytes / 4), (long long)count);
     if (t != NULL) *to[k] = t->data;
   }
 }
@@ -313,6 +325,19 @@ static double *read_learning_rates(reader *in, const char *key) {
   return rate;
 }
 
+/* Set the learning rate of each step of a recording with states. */
+static double *read_learning_rate_factors(reader *in) {
+  const ngio_value *list = ngio_get(in->r->root, "lr_factor");
+  const double lr = read_real_or(&in->fields, in->r->config, "lr", 0.0);
+  double *rate = cli_alloc((size_t)in->r->steps, sizeof *rate);
+  for (int i = 0; i < in->r->steps; i++) {
+    char key[16];
+    (void)snprintf(key, sizeof key, "%d", i);
+    rate[i] = lr * read_real_or(&in->fields, list, key, 1.0);
+  }
+  return rate;
+}
+
 /* Allocate r->step and r->observed. The counts in case.json are not trusted: first compare them with the number of
  * arrays in the file, which has at least two arrays for each layer in every micro-batch and every step. */
 static void allocate_arrays(reader *in) {
@@ -342,6 +367,7 @@ static void read_arrays(reader *in) {
     r->lr = read_learning_rates(in, "lr_steps");
     r->lr_pre = read_learning_rates(in, "lr_pre_steps");
   }
+  if (in->fields.rc == CLI_OK && r->has_states) r->lr = read_learning_rate_factors(in);
   in->fields.where = "";
   const int64_t batches = r->has_parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
   for (int64_t k = 0; k < batches && in->fields.rc == CLI_OK; k++)

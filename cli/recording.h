@@ -12,7 +12,9 @@
  *
  * A recording of a program that uses only gradients has a list "parameters" with names P and shapes, and the arrays
  * sT.P.before (the weight), .grad and .out (the direction). `layer` then has one linear layer for each parameter; it
- * has one output if the parameter has one axis. */
+ * has one output if the parameter has one axis. If the recording has states, the arrays sT.P.after and sT.P.m, and others
+ * that replay_state.c lists, a parameter of four axes is a convolution; .grad or .out may be missing; and lr is the
+ * configuration's, times the entry of "lr_factor" for the step. */
 #ifndef CLI_RECORDING_H
 #define CLI_RECORDING_H
 
@@ -44,8 +46,10 @@ typedef struct recording {
   double tolerance, state_tolerance; /* for directions; for error feedback, weights and momentum */
   const char *tolerance_reason;      /* reason of a tolerance above the default, else "" */
   double weight_decay,
-      loss_scale;       /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
-  bool has_parameters;  /* has the list "parameters" instead of layers */
+      loss_scale;      /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
+  bool has_parameters; /* has the list "parameters" instead of layers */
+  bool
+      has_states; /* has the state of the optimizer and the weights after each step (replay_state.c) */
   bool has_updates;     /* has weights and momentum after each step */
   double momentum;      /* 0.9 if not recorded */
   bool adjust_momentum; /* multiply momentum by min(1, lr / lr_pre) */

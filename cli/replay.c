@@ -18,17 +18,19 @@ typedef struct request {
 
 /* ---- configuration ---------------------------------------------------------------------------*/
 
-/* Append a value of the configuration as text; a list of texts (regular expressions of skip_layers) is joined by '|'.
- * Return false for another kind of list, or an object. */
-static bool append_text(ngio_out *to, const ngio_value *v) {
+/* Append a value of the configuration as text; the entries of a list (regular expressions of skip_layers; if `numbers`,
+ * also numbers, such as betas) are joined by '|', numbers by ','. Return false for another kind of list, or an object. */
+static bool append_text(ngio_out *to, const ngio_value *v, bool numbers) {
   char number[32];
   const char *one = ngio_is(v, NGIO_NULL) ? "none" : cli_json_text(v, number, sizeof number);
   if (ngio_is(v, NGIO_OBJECT)) return false;
   if (one != NULL) ngio_out_put(to, one);
   for (size_t i = 0; i < ngio_count(v); i++) {
-    const char *text = ngio_text_of(ngio_at(v, i));
+    const ngio_value *entry = ngio_at(v, i);
+    const char *text = ngio_text_of(entry);
+    if (numbers && ngio_is_number(entry)) text = cli_json_text(entry, number, sizeof number);
     if (text == NULL) return false;
-    if (i > 0) ngio_out_put(to, "|");
+    if (i > 0) ngio_out_put(to, ngio_is_number(entry) ? "," : "|");
     ngio_out_put(to, text);
   }
   return true;
@@ -47,7 +49,7 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
     if (strcmp(key, "diagonalize") == 0) continue;                /* replay_run.c reads this key */
     if (r->has_parameters && strcmp(key, "class") == 0) continue; /* not an option */
     ngio_out text = {0};
-    const bool known = append_text(&text, value);
+    const bool known = append_text(&text, value, r->has_states);
     ngio_out_bytes(&text, "", 1); /* the terminating zero */
     const ng_status st =
         known ? ng_options_set_published(o, key, text.text, lr, message, sizeof message) : NG_OK;
@@ -81,6 +83,9 @@ static int set_run_options(const recording *r, const char *path, const cli_args 
     ng_options_destroy(o);
     if (ng_options_create(NULL, message, sizeof message, o) < 0) return cli_fail("%s", message);
   }
+  if (rc == CLI_OK && r->has_states &&
+      ng_options_set(*o, "missing", "keep", message, sizeof message) < 0)
+    rc = cli_fail("%s: missing = keep: %s", path, message);
   if (rc == CLI_OK) rc = cli_set_options(args, *o);
   if (rc == CLI_OK && ng_options_check(*o, message, sizeof message) < 0)
     rc = cli_fail("%s: %s", path, message);
@@ -157,6 +162,7 @@ static int check_errors(const replay_job *j, const replay_rank *ranks, double gi
     a[k].tolerance = given >= 0 ? given : k == STATE_ERRORS ? r->state_tolerance : r->tolerance;
   }
   if (j->feedback) a[STATE_ERRORS].what = "error feedback";
+  if (r->has_states) a[STATE_ERRORS].what = "weights and state";
   if (r->has_updates) a[STATE_ERRORS].what = r->momentum != 0 ? "weights and momentum" : "weights";
   for (int k = 0; k < ERROR_KINDS; k++) {
     if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* true for NaN, too */
@@ -176,7 +182,7 @@ static int replay_file(const char *path, const request *w, const cli_args *args)
   replay_job j = {.r = &r, .linalg = w->linalg};
   replay_rank *ranks = replay_ranks_create(&j);
   rc = set_run_options(&r, path, args, &options, &j.lr);
-  if (rc == CLI_OK && r.has_updates &&
+  if (rc == CLI_OK && (r.has_updates || r.has_states) &&
       (ng_options_copy(options, &fused) < 0 ||
        ng_options_set(fused, "update", "sgd", message, sizeof message) < 0))
     rc = cli_fail("%s: update = sgd: %s", path, message);
@@ -186,7 +192,7 @@ static int replay_file(const char *path, const request *w, const cli_args *args)
   if (rc == CLI_OK) rc = replay_check_feedback(&r, path, &j.feedback);
   j.feedback = rc == CLI_OK && j.feedback && !cli_option_is(options, "window_store", "dense");
   if (rc == CLI_OK) rc = replay_run(&j, ranks, false);
-  if (rc == CLI_OK && r.has_updates) rc = replay_run(&j, ranks, true);
+  if (rc == CLI_OK && fused != NULL) rc = replay_run(&j, ranks, true);
   if (rc == CLI_OK) rc = check_errors(&j, ranks, w->tolerance);
   replay_ranks_free(ranks, r.ranks);
   ng_options_destroy(&fused);

@@ -41,6 +41,15 @@ int replay_check_feedback(const recording *r, const char *path, bool *some);
 /* Replace the matrices from which the low-rank iteration starts, which the library drew at random, by the recorded
  * ones. The recording must be of parameters and of one rank. */
 ng_status replay_set_start(const recording *r, ng_precond *p);
+/* replay_state.c: save the state, let `edit` change its arrays, and load the state. An edit returns whether it has
+ * changed `data`, the elements of the array `name`. */
+typedef bool (*replay_edit)(void *user, const char *name, float *data, const int64_t size[2]);
+ng_status replay_edit_state(ng_precond *p, replay_edit edit, void *user);
+/* Load the recorded state after `step`; compare the state after `step`, as replay_compare_feedback. */
+ng_status replay_load_state(const recording *r, ng_precond *p, int step);
+/* Divide a direction of the library by the factor that the recorded directions lack. */
+void replay_scale_direction(const recording *r, int step, int layer, float *direction);
+ng_status replay_compare_state(const recording *r, ng_precond *p, int step, double *error);
 /* Compare the error feedback after a step; set error[layers] to the error of each parameter. */
 ng_status replay_compare_feedback(const recording *r, ng_precond *p, int step, double *error);
 /* Set *gap to the maximum of *gap and |ours - recorded| over n numbers, and *scale to the maximum of *scale and

@@ -36,6 +36,11 @@ void replay_ranks_free(replay_rank *ranks, int count) {
   free(ranks);
 }
 
+/* In recordings with states a parameter without gradient was skipped. */
+static bool is_skipped(const recording *r, const recording_step *s) {
+  return r->has_states && s->grad == NULL;
+}
+
 static int64_t count_weight_columns(const shape *l) {
   return l->is_norm ? 1 : l->is_conv ? l->in * l->kernel[0] * l->kernel[1] : l->in;
 }
@@ -88,7 +93,7 @@ static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int b
  * a linear layer whose first axis counts the outputs. */
 static ng_status add_layers(replay_rank *me, ng_precond *p) {
   const recording *r = me->job->r;
-  const bool weights = r->has_parameters || me->fused;
+  const bool weights = (r->has_parameters && !r->has_states) || me->fused;
   ng_status st = NG_OK;
   for (int i = 0; i < r->layers && st >= 0; i++) {
     const shape *l = &r->layer[i];
@@ -96,8 +101,8 @@ static ng_status add_layers(replay_rank *me, ng_precond *p) {
     ng_layer layer;
     shapes_set_layer(l, &layer);
     layer.options = find_layer_options(r, l);
-    st = r->has_parameters && l->out == 1 ? ng_add_tensor(p, l->name, l->in, &index)
-                                          : ng_add_layer(p, &layer, &index);
+    st = r->has_parameters && l->out == 1 && !l->is_conv ? ng_add_tensor(p, l->name, l->in, &index)
+                                                         : ng_add_layer(p, &layer, &index);
     for (int k = 0; k < count_weight_and_bias(l) && st >= 0; k++)
       st = bind_arrays(p, index, l, k, weights ? recording_step_at(r, 0, i, k)->before : NULL,
                        &me->arrays[i][k]);
@@ -130,6 +135,12 @@ static double find_positive_lr(const recording *r, int step) {
 static ng_sgd make_sgd_settings(const recording *r, int step) {
   ng_sgd how;
   ng_sgd_init(&how, sizeof how);
+  if (r->has_states) {
+    how.lr = r->lr[step];
+    how.weight_decay = r->weight_decay;
+    how.decoupled = 1;
+    return how;
+  }
   how.lr = find_positive_lr(r, step);
   how.momentum = r->momentum;
   if (r->adjust_momentum && r->lr[step] < r->lr_pre[step])
@@ -158,12 +169,12 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
   const recording *r = me->job->r;
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
-    double gap = 0, scale = 0, v_gap = 0, v_scale = 0;
+    double gap = 0, scale = 0, v_gap = 0, v_scale = 0, *error;
     for (int k = 0; k < count_weight_and_bias(l); k++) {
       const recording_step *s = recording_step_at(r, step, i, k);
       char name[128];
       replay_add_error(me->arrays[i][k].value, s->after, count_elements(l, k), &gap, &scale);
-      if (r->momentum == 0) continue;
+      if (r->momentum == 0 || r->has_states) continue;
       (void)snprintf(name, sizeof name, "%s/momentum.%s", l->name, k == 0 ? "weight" : "bias");
       const ng_status st = compare_momentum(p, name, find_positive_lr(r, step), s->momentum,
                                             count_elements(l, k), &v_gap, &v_scale);
@@ -171,7 +182,8 @@ static ng_status compare_updates(const replay_rank *me, ng_precond *p, int step)
     }
     gap = gap == 0 ? 0 : gap / scale;
     v_gap = v_gap == 0 ? 0 : v_gap / v_scale;
-    me->errors[STATE_ERRORS][step * r->layers + i] = v_gap > gap ? v_gap : gap;
+    error = &me->errors[STATE_ERRORS][step * r->layers + i];
+    *error = fmax(r->has_states ? *error : 0.0, fmax(v_gap, gap));
   }
   return NG_OK;
 }
@@ -184,9 +196,12 @@ static void compare_directions(const replay_rank *me, int step) {
   for (int i = 0; i < r->layers; i++) {
     const shape *l = &r->layer[i];
     double gap = 0, scale = 0;
-    for (int k = 0; k < count_weight_and_bias(l); k++)
-      replay_add_error(me->arrays[i][k].grad, recording_step_at(r, step, i, k)->out,
-                       count_elements(l, k), &gap, &scale);
+    for (int k = 0; k < count_weight_and_bias(l); k++) {
+      const recording_step *s = recording_step_at(r, step, i, k);
+      if (s->out == NULL) continue;
+      if (r->has_states) replay_scale_direction(r, step, i, me->arrays[i][k].grad);
+      replay_add_error(me->arrays[i][k].grad, s->out, count_elements(l, k), &gap, &scale);
+    }
     most = fmax(most, scale);
     error[i] = gap == 0 || r->has_parameters ? gap : gap / scale;
   }
@@ -213,24 +228,41 @@ static ng_status observe_micro_batches(const replay_rank *me, ng_precond *p, int
   return st;
 }
 
+/* Bind the gradient of a parameter, or no gradient if the recorded optimizer skipped the parameter. */
+static ng_status bind_recorded_gradient(ng_precond *p, int index, const shape *l, float *grad) {
+  const int64_t n = count_elements(l, 0);
+  const ng_array g = ng_array_matrix(grad, l->out, n / l->out, NG_F32);
+  return ng_bind_grad(p, index, NG_WEIGHT, &g);
+}
+
 static ng_status run_recorded_step(replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
   ng_status st = r->has_parameters ? NG_OK : observe_micro_batches(me, p, step);
+  if (st == NG_OK && r->has_states && step > 0) st = replay_load_state(r, p, step - 1);
+  for (int i = 0; i < r->layers && st == NG_OK && r->has_states; i++)
+    st = bind_recorded_gradient(
+        p, i, &r->layer[i],
+        is_skipped(r, recording_step_at(r, step, i, 0)) ? NULL : me->arrays[i][0].grad);
   if (st != NG_OK) return st;
-  const bool none = me->fused && r->lr[step] == 0;
+  const bool none = me->fused && r->lr[step] == 0 && !r->has_states;
   for (int i = 0; i < 2 * r->layers; i++) {
     const shape *l = &r->layer[i / 2];
     const recording_step *s = recording_step_at(r, step, i / 2, i % 2);
     const replay_arrays *x = &me->arrays[i / 2][i % 2];
+    if (x->value != NULL && s->before != NULL && r->has_states)
+      memcpy(x->value, s->before, (size_t)count_elements(l, i % 2) * sizeof(float));
     if (s->grad == NULL) continue;
     write_used_gradient(r, x->grad, s->grad, s->before, count_elements(l, i % 2), none);
-    if (r->has_parameters)
+    if (r->has_parameters && !r->has_states)
       memcpy(x->value, s->before, (size_t)count_elements(l, 0) * sizeof(float));
   }
   const ng_sgd sgd = me->fused ? make_sgd_settings(r, step) : (ng_sgd){0};
   st = me->fused ? ng_step_sgd(p, &sgd, 1) : ng_step(p, me->job->lr);
   if (st < 0 || st == NG_SKIPPED) return st;
   if (me->fused) return compare_updates(me, p, step);
+  if (st == NG_OK && r->has_states)
+    st = replay_compare_state(r, p, step, &me->errors[STATE_ERRORS][step * r->layers]);
+  if (st < 0) return st;
   if (st == NG_RESCUED) me->rescued++;
   compare_directions(me, step);
   if (!me->job->feedback) return NG_OK;

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zlib.h>
 
 static int64_t count_floats(const recording *r, int i) { return r->layer[i].in * r->layer[i].out; }
 
@@ -53,29 +52,6 @@ int replay_check_start(const recording *r, const char *path, int64_t rank) {
   return CLI_OK;
 }
 
-/* The library draws the start of the low-rank iteration, and stores it in its state. So replay_set_start saves the
- * state to memory, replaces these matrices by the recorded ones, updates the checksums, and loads the state. */
-static int32_t write_to_file(void *file, const void *data, int64_t n) {
-  return fwrite(data, 1, (size_t)n, file) != (size_t)n;
-}
-
-static int64_t read_from_file(void *file, void *data, int64_t n) {
-  return (int64_t)fread(data, 1, (size_t)n, file);
-}
-
-/* Replace the eight hexadecimal digits after `key`, which occurs once in the header, by the CRC-32 of `data`. */
-static bool write_crc(char *header, size_t size, const char *key, const void *data, size_t n) {
-  char digits[16];
-  const size_t length = strlen(key);
-  (void)snprintf(digits, sizeof digits, "%08lx", (unsigned long)crc32_z(0, data, n));
-  for (size_t i = 0; i + length + 8 <= size; i++) {
-    if (memcmp(header + i, key, length) != 0) continue;
-    memcpy(header + i + length, digits, 8);
-    return true;
-  }
-  return false;
-}
-
 /* Write the recorded Q into a row of the window. For each parameter, a row has the columns of P and then the columns of
  * Q, or the complete parameter if it has one output. */
 static void write_recorded_start(const recording *r, float *row) {
@@ -92,46 +68,16 @@ static void write_recorded_start(const recording *r, float *row) {
   }
 }
 
-/* Replace the start, which is in the last row of the window, where the first step reads it. Update the checksums. */
-static bool replace_start_in_state(const recording *r, char *state) {
-  uint64_t size;
-  memcpy(&size, state, sizeof size);
-  char *header = state + sizeof size, *arrays = header + size;
-  ngio_json *json = NULL;
-  if (ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK) return false;
-  const ngio_value *t = ngio_get(ngio_json_root(json), "window/factors");
-  const ngio_value *lengths = ngio_get(t, "shape"), *at = ngio_get(t, "data_offsets");
-  const int64_t rows = ngio_integer_of(ngio_at(lengths, 0));
-  const int64_t floats = ngio_integer_of(ngio_at(lengths, 1));
-  const int64_t from = ngio_integer_of(ngio_at(at, 0));
-  const size_t bytes = (size_t)(4 * rows * floats);
-  ngio_json_free(&json);
-  if (rows < 2) return false;
-  write_recorded_start(r, (float *)(void *)(arrays + from + 4 * (rows - 1) * floats));
-  if (!write_crc(header, size, "\\\"window/factors\\\":{\\\"crc32\\\":\\\"", arrays + from,
-                 bytes) ||
-      ngio_json_parse(header, size, &json, NULL, 0) != NGIO_OK)
-    return false;
-  const char *manifest =
-      ngio_text_of(ngio_get(ngio_get(ngio_json_root(json), "__metadata__"), "natgrad"));
-  const bool done = manifest != NULL &&
-                    write_crc(header, size, "\"natgrad.crc32\":\"", manifest, strlen(manifest));
-  ngio_json_free(&json);
-  return done;
+/* The library draws the start of the low-rank iteration, and stores it in the last row of the window, where the first
+ * step reads it. */
+static bool replace_start(void *user, const char *name, float *data, const int64_t size[2]) {
+  if (strcmp(name, "window/factors") != 0 || size[0] < 2) return false;
+  write_recorded_start(user, data + (size[0] - 1) * size[1]);
+  return true;
 }
 
 ng_status replay_set_start(const recording *r, ng_precond *p) {
-  char *state = NULL;
-  size_t n = 0;
-  FILE *file = open_memstream(&state, &n);
-  if (file == NULL) return NG_ERR_NOMEM;
-  ng_status st = ng_save_to(p, write_to_file, file);
-  if (fclose(file) != 0 && st >= 0) st = NG_ERR_NOMEM;
-  file = st >= 0 && replace_start_in_state(r, state) ? fmemopen(state, n, "r") : NULL;
-  if (st >= 0) st = file != NULL ? ng_load_from(p, read_from_file, file) : NG_ERR_FILE;
-  if (file != NULL) (void)fclose(file);
-  free(state);
-  return st;
+  return replay_edit_state(p, replace_start, (void *)(uintptr_t)r);
 }
 
 /* ---- error feedback --------------------------------------------------------------------------*/
