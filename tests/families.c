@@ -410,6 +410,11 @@ static const family families[] = {
      SHAPED | FRACTIONS | NORMS | TOKENS, WHOLE, .predict = muon_predict, .growth = MUON_GROWTH},
     {"muon beside a window", "method=muon per_layer='conv2d: method=mfac damping=0.1 window=3'",
      SHAPED, WHOLE, .growth = 1000},
+    {"soap", "method=soap solve_period=2 moment_epsilon=0.01 clip=kl kl_clip=0.01",
+     FRACTIONS | SHAPED | LATE, WHOLE, .growth = 8},
+    {"soap-natgrad, norms and tokens",
+     "method=soap-natgrad vector_factor=1 max_axis=6 clip=kl kl_clip=0.01",
+     FRACTIONS | SHAPED | LATE | NORMS | TOKENS, WHOLE, .growth = 8},
     {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS, WHOLE,
      .predict = window_predict, .growth = WINDOW_GROWTH},
 };

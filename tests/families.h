@@ -31,7 +31,8 @@
  *   NORMS      test cases have layer, group and batch norms; the input of the batch norm is already normalised, because
  *              its statistics of parts of a batch differ
  *   RAW        the input of the batch norm is raw
- *   TOKENS     test cases have an embedding */
+ *   TOKENS     test cases have an embedding
+ *   LATE       PD of the first step is 0 */
 enum {
   LINEAR = 1 << 0,
   SYMMETRIC = 1 << 1,
@@ -49,6 +50,7 @@ enum {
   NORMS = 1 << 13,
   RAW = 1 << 14,
   TOKENS = 1 << 15,
+  LATE = 1 << 16,
   EVERYONE = 0
 };
 

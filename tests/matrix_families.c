@@ -90,7 +90,6 @@ ng_status matrices_plan(ng_block *b, ng_plan *plan) {
     ng_matrix *m = &k->side[i];
     m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * (int64_t)sizeof(float));
     m->d = ng_plan_result(plan, owner, m->n * (int64_t)sizeof(float));
-    k->order[i] = ng_plan_result(plan, owner, m->n * (int64_t)sizeof *k->order[i]);
   }
   ng_plan_direction(plan, b, NG_BY_FAMILY, k->m * k->n);
   ng_plan_scratch(plan, matrices_scratch(b) * (int64_t)sizeof(float));

@@ -1,17 +1,15 @@
-/* matrix_families.h: two families for tests, made of src/twosided/, for linear layers without bias: PD of a gradient D
- * [m, n] from L = average of D D' and R = average of D'D. Both follow published optimizers; damping is their epsilon.
+/* matrix_families.h: a family for tests, made of src/twosided/, for linear layers without bias: PD of a gradient D [m, n] from
+ * L = average of D D' and R = average of D'D, as in a published optimizer; damping is its epsilon.
  *
  * shampoo  layers "shampoo...": PD = |D| P / |P|, P = L_c^(-1/4) D R_c^(-1/4), L_c = L / (1 - decay^t) + damping I
- *          (Gupta et al. 2018, arXiv 1802.09568; beta1 = 0, SGD grafting, bias correction: facebookresearch/optimizers)
- * soap     layers "soap...": Adam in the eigenbases of L and R, refreshed by one orthogonal iteration every solve_period
- *          steps, PD = 0 in the first step (Vyas et al. 2024, arXiv 2409.11321; nikhilvyas/SOAP, both betas 0.95) */
+ *          (Gupta et al. 2018, arXiv 1802.09568; beta1 = 0, SGD grafting, bias correction: facebookresearch/optimizers) */
 #ifndef TESTS_MATRIX_FAMILIES_H
 #define TESTS_MATRIX_FAMILIES_H
 
 #include "family/family.h"
 #include "twosided/twosided.h"
 
-/* The state of both families. */
+/* The state of the family. */
 typedef struct matrices {
   int64_t m, n;
   ng_direction_sums sums;
@@ -19,16 +17,11 @@ typedef struct matrices {
   float *rungs;      /* results: the rung of the last solve, and whether a solve succeeded */
   ng_matrix side[2]; /* L and R with their results */
   ng_twosided twosided;
-  /* soap: the bases of this step; Adam's moments in these bases, before and after this step */
-  float *basis[2], *moment[2], *next[2];
-  int32_t *order[2]; /* results: index in `basis` of every vector of the new basis */
-  bool is_measured, is_solved;
 } matrices;
 
 enum { STATE_RUNG, STATE_WAS_GOOD, RUNGS };
 
 static inline matrices *matrices_of(const ng_block *b) { return b->state; }
-/* Functions of both families. */
 ng_status matrices_check(const ng_options *o, char *message, size_t size);
 bool matrices_fit(const ng_entry *e, const char *prefix);
 ng_status matrices_create(ng_block *b, ng_result result);
@@ -45,6 +38,6 @@ void matrices_visit_numbers(ng_block *b, ng_number_visit visit, void *arg);
 /* Count the rung of a solve; return NG_RESCUED if the rung is not 0. */
 ng_status matrices_count_rung(ng_block *b, int32_t rung);
 
-extern const ng_family family_shampoo, family_soap;
+extern const ng_family family_shampoo;
 
 #endif

@@ -15,6 +15,7 @@
 #define EVA "method=eva-natgrad damping=0.05 clip=none "
 #define ADAM "method=adam "
 #define MUON "method=torch-muon "
+#define SOAP "method=soap solve_period=1 "
 #define SAM "method=sam stat_scale=textbook "
 
 enum { ALL = STEPS };
@@ -98,6 +99,12 @@ static const effect effects[] = {
     {"muon_norm", MUON "muon_epsilon=1", "bound|sum", .same = 0},
     {"muon_epsilon", MUON, "1e-7|10", .same = 0},
     {"muon_rounding", MUON, "none|each|fused", .same = 0, .most = 0.3},
+    {"bias_correction", SOAP, "1|0", .same = 1},
+    {"max_axis", SOAP, "10000|2", .same = 1},
+    {"merge_axes", SOAP, "none|left", .same = 1},
+    {"vector_factor", SOAP, "0|1", .same = 1},
+    {"basis_moments", SOAP, "permute|rotate", .same = 2},
+    {"normalize", SOAP, "0|1", .same = 2},
     {"skip_layers", D, "|fc1|linear|Conv2d|linear/4", .same = 0},
     {"per_layer", D, "'fc1: damping=2'|'fc2: damping=2'|'linear: damping=2'", .same = 0},
     {"statistics", D "norm_block=none", "all|local", .ranks = 2},

@@ -179,6 +179,14 @@ static const meaning meanings[] = {
     {"topk-adam", "betas", "(0.8, 0.99)", "window_momentum", "0.8", NULL},
     {"topk-adam", "betas", "0.8,0.99", "window_forget", "0.99", NULL},
     {"topk-adam", "betas", "0.8", REFUSED, "two numbers", NULL},
+    {"SOAP/soap", "betas", "0.8,0.99", "first_decay", "0.8", NULL},
+    {"SOAP/soap", "betas", "(0.8, 0.99)", "stat_decay", "0.99", NULL},
+    {"SOAP/soap", "betas", "0.8", REFUSED, "two numbers", NULL},
+    {"SOAP/soap", "shampoo_beta", "-1", "stat_decay", "0.95", NULL},
+    {"SOAP/soap", "shampoo_beta", "0.7", "stat_decay", "0.7", NULL},
+    {"SOAP/soap", "merge_dims", "True", "merge_axes", "left", NULL},
+    {"SOAP/soap", "max_precond_dim", "0", REFUSED, "max_axis", NULL},
+    {"SOAP/soap", "data_format", "channels_last", ABSENT, "strides", NULL},
     {"topk-adam", "eps", "1e-4", "damping", "0.0001", NULL},
     {"topk-adam", "amsgrad", "true", ABSENT, "false", NULL},
     {"topk-sgd", "dampening", "0.5", ABSENT, "0|0.0|false", NULL},
@@ -432,7 +440,7 @@ static void unknown_names_are_refused_with_a_hint(void **state) {
   assert_contains(message, "eva|kfac");
   assert_int_equal(ng_options_set_system(&o, "EFCP", "fim", message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set_system(&o, "torch", "adam", message, sizeof message), NG_ERR_ARG);
-  assert_contains(message, "KAISA, DP-KFACrepo, Eva, M-FAC, EFCP and chainerkfac");
+  assert_contains(message, "KAISA, DP-KFACrepo, Eva, M-FAC, EFCP, chainerkfac and SOAP");
   assert_memory_equal(&o, &before, sizeof o);
 }
 

@@ -216,7 +216,6 @@ natgrad_share(pictures t_kernels_gram)
 natgrad_share(huge_model t_finite t_huge)
 natgrad_share(matrix_families t_family_matrix)
 natgrad_share(family_shampoo t_family_matrix)
-natgrad_share(family_soap t_family_matrix)
 natgrad_share(toys t_family t_family_calls t_left_out)
 natgrad_share(family_run t_family t_family_calls t_family_matrix)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.
@@ -471,6 +470,7 @@ if(NOT NATGRAD_SANITIZE)
           sharded_parameters
           shards
           shared_batch
+          soap
           spngd
           states
           text

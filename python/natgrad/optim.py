@@ -175,3 +175,22 @@ class KFACAdam(_FusedOptimizer):
     def _fill_struct(numbers, group):
         numbers.lr, numbers.weight_decay = to_float("lr", group["lr"]), to_float("weight_decay", group["weight_decay"])
         numbers.momentum, numbers.dampening, numbers.nesterov, numbers.decoupled = 0.0, 0.0, 0, 1
+
+
+class SOAP(KFACAdam):
+    """SOAP (nikhilvyas/SOAP): Adam in the eigenbases of the gradient's Gram matrices, with the arguments of the program.
+    method="soap-natgrad": a new basis in every step.  More keywords as for SGD."""
+
+    method = "soap"
+
+    def __init__(self, model_or_params=None, /, lr=3e-3, betas=(0.95, 0.95), shampoo_beta=-1, eps=1e-8, weight_decay=0.01,
+                 precondition_frequency=None, max_precond_dim=10000, merge_dims=False, precondition_1d=False,
+                 normalize_grads=False, correct_bias=True, *, model=None, params=None, **options):
+        one, two = _read_betas(betas)
+        own = to_float("shampoo_beta", shampoo_beta)
+        options = dict(first_decay=one, second_decay=two, stat_decay=two if own < 0 else own, moment_epsilon=eps,
+                       max_axis=max_precond_dim, merge_axes="left" if merge_dims else "none", vector_factor=precondition_1d,
+                       normalize=normalize_grads, bias_correction=correct_bias, **options)
+        if precondition_frequency is not None:  # 10, of soap-natgrad 1
+            options["solve_period"] = precondition_frequency
+        self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay), options)

@@ -185,7 +185,7 @@ typedef struct ng_family {
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
-    ng_family_adam, ng_family_kronecker_adam, ng_family_muon;
+    ng_family_adam, ng_family_kronecker_adam, ng_family_muon, ng_family_soap;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 

@@ -141,6 +141,15 @@ static const ng_option_setting kfac_adam_values[] = {
     SET(solver, NG_SOLVER_EIGEN), SET(damping, 1e-4), SET(stat_decay, 0.9), SET(solve_period, 1),
     SET(second_decay, 0.95),      NO_CLIP_NO_NORMS,   NG_VALUES_END};
 
+/* nikhilvyas/SOAP. The owner of a block computes its matrices and directions. */
+#define SOAP_VALUES                                                                                \
+  SET(stat_decay, 0.95), SET(stat_start, NG_START_ZERO), SET(first_decay, 0.95),                   \
+      SET(second_decay, 0.95), SET(decay_after, 1), SET(grad_worker_fraction, 0), NO_CLIP_NO_NORMS
+static const ng_option_setting soap_values[] = {SOAP_VALUES, NG_VALUES_END};
+/* Ours: a new basis in every step. */
+static const ng_option_setting soap_natgrad_values[] = {
+    SOAP_VALUES, SET(solve_period, 1), SET(basis_moments, NG_BASIS_ROTATE), NG_VALUES_END};
+
 /* The values need no check: the compiler has checked names and choices, and the test t_methods checks ranges. */
 void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
@@ -231,6 +240,12 @@ static const struct method {
      "Adam; with update = sgd and decoupled weight decay AdamW, beside other methods",
      "Kingma & Ba 2015, arXiv 1412.6980; Loshchilov & Hutter 2019, arXiv 1711.05101", adam_values,
      NULL, NULL},
+    {"soap", "soap", "nikhilvyas/SOAP: Adam in the eigenbases of the gradient's Gram matrices",
+     "Vyas et al. 2024, arXiv 2409.11321", soap_values, &ng_names_soap, NULL},
+    {"soap-natgrad", "soap",
+     "SOAP with a new basis in every step, to which the second moments are rotated",
+     "Vyas et al. 2024, arXiv 2409.11321; second moments: this library", soap_natgrad_values, NULL,
+     NULL},
 };
 
 /* The variants of published programs ("systems"). */
@@ -258,6 +273,7 @@ static const struct variant {
     {"EFCP", "efcp|istdaslabefcp", "sparse-ggt", "sparse-ggt", no_values},
     {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", no_values},
     {"chainerkfac", "chainerkfac|tyoheichainerkfac", "spngd", "spngd", chainerkfac_values},
+    {"SOAP", "soap|nikhilvyassoap", "soap", "soap", no_values},
 };
 
 static const struct method *find_method(const char *name) {

@@ -68,6 +68,7 @@ enum { NG_OPTION_LIST(KIND) };
 #define MUON .trait = NG_TRAIT_MUON, LAYER
 #define OWN_SET NEEDS(muon_coefficients, 1U << NG_MUON_SIMPLE)
 #define MOMENTS .trait = NG_TRAIT_MOMENTS
+#define GRAMS .trait = NG_TRAIT_AXES
 
 /* Bounds exclude only values that the arithmetic cannot represent.  A double represents every whole number up to
  * COUNT_MAX exactly; the product of REAL_MAX and an eigenvalue up to 3e8 fits f32. */
@@ -298,6 +299,29 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- none: f32; faster and closer to the exact iteration.\n"
                 "- each: after every operation, the product with s included (KellerJordan/Muon).\n"
                 "- fused: after each product with its sum (torch.optim.Muon)."),
+
+    /* Gradients as tensors. */
+    ROW(bias_correction, "gradient axes", "1", GRAMS, LAYER,
+        .help = "1: correct moments for their start from 0."),
+    ROW(max_axis, "gradient axes", "10000", GRAMS, FROM(1, COUNT_MAX, "length"), LAYER,
+        .help = "The longest axis of a gradient with a matrix L = average of D_(k) D_(k)', D_(k) "
+                "the gradient with axis k as rows. A longer axis is not rotated."),
+    ROW(merge_axes, "gradient axes", "none", GRAMS, ONE_OF_2(NG_MERGE_, NONE, "none", LEFT, "left"),
+        LAYER,
+        .help = "Which axes of a gradient are joined first.\n"
+                "- none: none.\n"
+                "- left: neighbours, from the first axis on, while their product is at most "
+                "max_axis."),
+    ROW(vector_factor, "gradient axes", "0", GRAMS, LAYER,
+        .help = "1: vectors, such as biases, have a matrix L, too."),
+    ROW(basis_moments, "gradient axes", "permute", GRAMS,
+        ONE_OF_2(NG_BASIS_, PERMUTE, "permute", ROTATE, "rotate"), LAYER,
+        .help = "The second moments V when the basis changes; first moments are rotated.\n"
+                "- permute: V gets the order of the sorted vectors (arXiv 2409.11321).\n"
+                "- rotate: V becomes the diagonal of T diag(V) T', with T from the old basis to "
+                "the new one."),
+    ROW(normalize, "gradient axes", "0", GRAMS, LAYER,
+        .help = "1: the root mean square of PD of each parameter is 1."),
 
     /* Layers. */
     ROW(skip_layers, "layers", "", .check_text = ng_globs_check,

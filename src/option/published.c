@@ -331,3 +331,41 @@ ng_status ng_published_set(const ng_published_names *names, const char *method, 
   return ng_fail_to(j->message, j->size, NG_ERR_ARG, "%s has no option '%s'%s", method,
                     ng_shorten(name).text, ng_hint_list(name, list).text);
 }
+
+/* ---- SOAP ------------------------------------------------------------------------------------*/
+
+/* The weight of the old Gram matrices is shampoo_beta, or beta2 if shampoo_beta is negative. stat_decay is marked as given
+ * only if shampoo_beta is not negative: arguments may come in any order. */
+static ng_status set_betas(job *j) {
+  const ng_status st = set_pair(j, "first_decay", "second_decay");
+  if (!j->full->given[NG_OPTION_stat_decay]) j->full->base.stat_decay = j->full->base.second_decay;
+  return st;
+}
+
+static ng_status set_shampoo_beta(job *j) {
+  double beta;
+  if (!ng_read_real(j->value, &beta)) return refuse_value(j, NG_ERR_ARG, "a number");
+  if (beta >= 0.0) return set_option(j, "stat_decay", j->value);
+  j->full->base.stat_decay = j->full->base.second_decay;
+  return NG_OK;
+}
+
+static const ng_published soap_names[] = {
+    LR,
+    {"betas", "first_decay",
+     "sets first_decay and second_decay; without shampoo_beta also stat_decay", set_betas, NULL},
+    {"shampoo_beta", "stat_decay", "sets stat_decay; negative: to second_decay", set_shampoo_beta,
+     NULL},
+    SAME("eps", "moment_epsilon"),
+    {"weight_decay", "", "nothing to set: weight_decay of ng_step_sgd, with decoupled = 1",
+     set_word, "a number from 0"},
+    SAME("precondition_frequency", "solve_period"),
+    SAME("max_precond_dim", "max_axis"),
+    {"merge_dims", "merge_axes", "true: left; false: none", set_word, "true=left|false=none"},
+    {"precondition_1d", "vector_factor", "sets vector_factor", set_word, "true=1|false=0"},
+    {"normalize_grads", "normalize", "sets normalize", set_word, "true=1|false=0"},
+    {"data_format", "", "nothing to set: only channels_first is accepted", set_word,
+     "channels_first|none; bind channels-last weights by their strides"},
+    {"correct_bias", "bias_correction", "sets bias_correction", set_word, "true=1|false=0"},
+};
+const ng_published_names ng_names_soap = NAMES(soap_names);

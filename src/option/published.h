@@ -80,6 +80,21 @@ static inline ng_status set_word(job *j) {
   return refuse_value(j, strchr(words, ';') == NULL ? NG_ERR_ARG : NG_ERR_ABSENT, expected);
 }
 
+/* Set two options from one text, "(0.9, 0.999)" or "0.9, 0.999"; none: nothing. */
+static inline ng_status set_pair(job *j, const char *first, const char *second) {
+  char text[64];
+  if (is_none(j->value)) return NG_OK;
+  (void)snprintf(text, sizeof text, "%.63s", j->value + (j->value[0] == '('));
+  char *comma = strchr(text, ',');
+  if (comma == NULL)
+    return refuse_value(j, NG_ERR_ARG, "two numbers with a comma between, or none");
+  *comma++ = 0;
+  comma += strspn(comma, " ");
+  comma[strcspn(comma, ") ")] = 0;
+  const ng_status st = set_option(j, first, text);
+  return st == NG_OK ? set_option(j, second, comma) : st;
+}
+
 /* In this library lr is an argument of the step.  So return the published lr to the caller. */
 static inline ng_status give_lr(job *j) {
   if (ng_read_real(j->value, &j->lr) && j->lr >= 0) return NG_OK;

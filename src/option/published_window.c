@@ -147,21 +147,7 @@ static const ng_published lowrank_names[] = {
 
 /* ---- sparse first-order methods --------------------------------------------------------------*/
 
-/* Set two options from one text, "(0.9, 0.999)" or "0.9, 0.999". */
-static ng_status set_betas(job *j) {
-  char text[64], *end;
-  if (is_none(j->value)) return NG_OK;
-  (void)snprintf(text, sizeof text, "%.63s", j->value + (j->value[0] == '('));
-  char *comma = strchr(text, ',');
-  if (comma == NULL)
-    return refuse_value(j, NG_ERR_ARG, "two numbers with a comma between, or none");
-  *comma++ = 0;
-  comma += strspn(comma, " ");
-  end = comma + strcspn(comma, ") ");
-  *end = 0;
-  const ng_status st = set_option(j, "window_momentum", text);
-  return st == NG_OK ? set_option(j, "window_forget", comma) : st;
-}
+static ng_status set_betas(job *j) { return set_pair(j, "window_momentum", "window_forget"); }
 
 #define TOPK_NAMES LR, DENSITY("k_init"), STORE, DECAY("weight_decay")
 

@@ -30,6 +30,8 @@ TABLE = {
     "efcp": ("MFAC", dict(WINDOW, method="efcp", window_density=0.5), False),
     "lowrank-mfac": ("MFAC", dict(WINDOW, method="lowrank-mfac"), False),
     "sparse-ggt": ("GGT", dict(WINDOW, method="sparse-ggt", window_density=0.5), False),
+    "soap": ("Preconditioner", dict(method="soap", moment_epsilon=0.1), False),
+    "soap-natgrad": ("Preconditioner", dict(method="soap-natgrad", moment_epsilon=0.1), False),
     **{name: ("MFAC", dict(method=name, window_density=0.5), False) for name in ("topk-sgd", "topk-adam", "topk-adagrad")},
 }
 # Statistics come from the samples of one rank.

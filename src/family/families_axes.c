@@ -1,0 +1,139 @@
+/* families_axes.c: axes of parameters and their Gram matrices (axes.h). */
+#include "family/axes.h"
+
+/* ---- geometry --------------------------------------------------------------------------------*/
+
+/* Set the axes of a parameter as PyTorch has them. Return whether the parameter is a vector. */
+static bool set_axes(const ng_entry *e, const ng_slot *s, ng_axes *a) {
+  const bool weight = !e->is_tensor && s->param == NG_WEIGHT && e->d.kind != NG_NORM;
+  const bool conv = weight && e->d.kind == NG_CONV2D;
+  *a = (ng_axes){.count = !weight ? 1 : conv ? 4 : 2, .length = {s->rows, s->cols, 1, 1}};
+  if (!weight) a->length[0] = s->cols;
+  if (!conv) return !weight;
+  a->length[1] = e->d.in / e->d.groups;
+  a->length[2] = e->d.kernel[0];
+  a->length[3] = e->d.kernel[1];
+  return false;
+}
+
+/* Multiply neighbouring axes, the first ones first, while the product is at most `most`. */
+static void merge_from_left(ng_axes *a, int64_t most) {
+  int32_t count = 0;
+  for (int32_t k = 1; k < a->count; k++) {
+    if (a->length[count] * a->length[k] <= most) {
+      a->length[count] *= a->length[k];
+    } else {
+      a->length[++count] = a->length[k];
+    }
+  }
+  a->count = count + 1;
+}
+
+/* An axis of length 1 has the basis 1. */
+static void drop_ones(ng_axes *a) {
+  int32_t count = 0;
+  for (int32_t k = 0; k < a->count; k++) {
+    if (a->length[k] > 1) a->length[count++] = a->length[k];
+  }
+  if (count == 0) a->length[count++] = 1;
+  a->count = count;
+}
+
+int32_t ng_axes_of_block(const ng_block *b, ng_axes_parameter parameter[NG_AXES_PARAMETERS]) {
+  const ng_settings *o = &b->base;
+  int32_t matrices = 0;
+  for (int32_t i = 0; i < b->segments; i++) {
+    ng_axes *a = &parameter[i].axes;
+    const bool vector = set_axes(b->entry, b->segment[i].slot, a);
+    if (o->merge_axes) merge_from_left(a, o->max_axis);
+    drop_ones(a);
+    for (int32_t k = 0; k < a->count; k++) {
+      const int64_t n = a->length[k];
+      const bool has = n > 1 && n <= o->max_axis && (!vector || o->vector_factor);
+      parameter[i].part[k] = has ? matrices++ : -1;
+    }
+  }
+  return matrices;
+}
+
+int64_t ng_axes_elements_of_block(const ng_block *b) {
+  const ng_segment *last = &b->segment[b->segments - 1];
+  return last->offset + last->count;
+}
+
+int64_t ng_axes_block_scratch(const ng_block *b, const ng_axes_parameter *parameter) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < b->segments; i++) {
+    most = ng_max64(most, ng_axes_scratch(&parameter[i].axes));
+  }
+  return ng_round16(ng_axes_elements_of_block(b)) + most;
+}
+
+void ng_axes_describe(ng_block *b, const ng_axes_parameter *parameter) {
+  char *const why = b->entry->why;
+  const size_t size = sizeof b->entry->why;
+  int at = snprintf(why, size, "moments %lld", (long long)ng_axes_elements_of_block(b));
+  for (int32_t i = 0; i < b->segments; i++) {
+    for (int32_t k = 0; k < parameter[i].axes.count; k++) {
+      const long long n = parameter[i].axes.length[k];
+      if (parameter[i].part[k] < 0) continue;
+      at += snprintf(why + at, size - (size_t)at, ", L.%d %lldx%lld", parameter[i].part[k], n, n);
+    }
+  }
+}
+
+void ng_axes_name_field(const ng_segment *s, ng_field *f) {
+  ng_name_append(f->name, sizeof f->name, s->slot->param == NG_BIAS ? ".bias" : ".weight");
+}
+
+/* ---- statistics ------------------------------------------------------------------------------*/
+
+ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *parameter, int32_t matrices) {
+  if (matrices == 0) return NG_OK;
+  ng_status st = ng_block_alloc_stats(b, 1);
+  if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, matrices);
+  if (st != NG_OK) return st;
+  b->stat->name = "L";
+  b->stat->observed = NG_OBSERVED_FLATGRAD;
+  b->stat->spread = NG_SPREAD_LOCAL;
+  b->stat->symmetric = b->stat->rule.averaged = true;
+  for (int32_t i = 0; i < b->segments; i++) {
+    for (int32_t k = 0; k < parameter[i].axes.count; k++) {
+      const int32_t at = parameter[i].part[k];
+      if (at < 0) continue;
+      ng_stat_part *part = &b->stat->part[at];
+      part->rows = part->cols = part->channels = parameter[i].axes.length[k];
+    }
+  }
+  return NG_OK;
+}
+
+void ng_axes_read_gradients(const ng_block *b, float *D, int32_t *finite) {
+  ng_queue *q = b->ctx->queue;
+  ng_read list[NG_AXES_PARAMETERS];
+  for (int32_t i = 0; i < b->segments; i++) {
+    const ng_slot *s = b->segment[i].slot;
+    list[i] = (ng_read){.D = {&s->grad, 0, s->rows, 0, s->cols},
+                        .to = D + b->segment[i].offset,
+                        .to_row = s->cols,
+                        .to_col = 1,
+                        .finite = finite};
+  }
+  ng_kernels(q)->read_gradients(q, list, b->segments);
+}
+
+void ng_axes_observe(ng_block *b, const ng_axes_parameter *parameter, int32_t *finite) {
+  const ng_stat *s = b->stat;
+  ng_queue *q = b->ctx->queue;
+  float *D = ng_scratch(b), *scratch = D + ng_round16(ng_axes_elements_of_block(b));
+  ng_axes_read_gradients(b, D, finite);
+  ng_stat_scale_old(q, s);
+  for (int32_t i = 0; i < b->segments; i++) {
+    for (int32_t k = 0; k < parameter[i].axes.count; k++) {
+      const int32_t part = parameter[i].part[k];
+      if (part < 0) continue;
+      ng_axes_add_gram(q, &parameter[i].axes, k, D + b->segment[i].offset, (float)s->mix.fresh,
+                       s->part[part].sum, scratch);
+    }
+  }
+}

@@ -1,0 +1,398 @@
+/* soap.c: SOAP: Adam in the eigenbases of the Gram matrices of the gradient (Vyas et al. 2024, arXiv 2409.11321, as
+ * nikhilvyas/SOAP).
+ *
+ * In: gradients. Of a parameter with the gradient D, L_k of axis k the average of D_(k) D_(k)', and Q_k a basis of axis k:
+ *
+ * With beta1 = first_decay, beta2 = second_decay, epsilon = moment_epsilon:
+ *
+ *     U = D rotated into all Q_k,   M <- beta1 M + (1 - beta1) U,   V <- beta2 V + (1 - beta2) U^2
+ *     PD = sqrt(1 - beta2^t) / (1 - beta1^t) (M / (sqrt(V) + epsilon)) rotated back
+ *
+ * t counts the steps of the block from 0. In step 0 Q_k becomes the eigenbasis of L_k; PD = M = V = 0, and an update leaves
+ * the weights. A gradient is
+ * never measured in a basis that it has changed: in its basis D is diagonal, and all other entries of U are rounding errors.
+ * So a solve computes the basis of the next step, by one orthogonal iteration. If the step counts, M moves to the new basis
+ * exactly; V is permuted with the sorted vectors (basis_moments = permute), or rotated as the diagonal of a covariance.
+ *
+ * An axis without a matrix has Q_k = I, so a vector has Adam's moments. L_k, Q_k, M and V belong to the owner of the block. */
+#include "family/axes.h"
+
+#include <math.h>
+
+enum { SOLVE_RUNG, SOLVE_WAS_GOOD, SOLVE_INFO };
+
+typedef struct ng_soap_parameter {
+  float *moment[2], *next[2]; /* M and V before and after this step */
+  ng_flat_range range;
+  double *partial_sums; /* scratch of the pass over the moments */
+  double pass[3], sums[3];
+} ng_soap_parameter;
+
+typedef struct ng_soap {
+  ng_axes_parameter parameter[NG_AXES_PARAMETERS]; /* axes.basis: the bases of this step */
+  ng_soap_parameter of[NG_AXES_PARAMETERS];
+  int32_t matrices;
+  ng_matrix matrix[NG_AXES_MATRICES]; /* L_k; R: the basis of the next step */
+  float *basis[NG_AXES_MATRICES];     /* of this step */
+  int32_t *order[NG_AXES_MATRICES];   /* results: index in `basis` of every vector of R */
+  float *info, *direction;
+  double steps; /* t */
+  bool is_solved;
+  ng_direction_sums total;
+} ng_soap;
+
+static ng_soap *soap_of_block(const ng_block *b) { return b->state; }
+
+/* ---- geometry, memory ------------------------------------------------------------------------*/
+
+static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
+  (void)e;
+  return ng_is(o->family, "soap");
+}
+
+static ng_status check_options(const ng_options *o, char *message, size_t size) {
+  static const ng_option_id unused[] = {NG_OPTION_adam_lr};
+  const ng_refusal list[] = {{o->base.stat_start == NG_START_IDENTITY, NG_OPTION_stat_start,
+                              ": the scale of gradients is unknown; set zero or first"}};
+  ng_status st =
+      ng_family_check_others(NG_TRAIT_AXES | NG_TRAIT_MOMENTS | NG_TRAIT_SOLVES, o, message, size);
+  if (st == NG_OK) st = ng_family_check_list(list, 1, o, message, size);
+  return st == NG_OK ? ng_family_check_unused(unused, 1,
+                                              "all parameters have the learning rate of the step",
+                                              o, message, size)
+                     : st;
+}
+
+static ng_status create_state(ng_block *b) {
+  ng_soap *k = b->state = ng_object(b->p, sizeof *k);
+  if (k == NULL) return NG_ERR_NOMEM;
+  b->matrices = k->matrices = ng_axes_of_block(b, k->parameter);
+  if (k->matrices == 0) {
+    b->solves = false;
+    b->observed = 0;
+  }
+  for (int32_t i = 0; i < b->segments; i++) {
+    const ng_axes *a = &k->parameter[i].axes;
+    k->of[i].range.n = b->segment[i].count;
+    for (int32_t axis = 0; axis < a->count; axis++) {
+      const int32_t at = k->parameter[i].part[axis];
+      if (at < 0) continue;
+      k->matrix[at] = (ng_matrix){.result = NG_RESULT_EIGEN,
+                                  .n = a->length[axis],
+                                  .scale = 1.0,
+                                  .average_dtype = NG_F32,
+                                  .result_dtype = NG_F32};
+      if (ng_blas_accepts_order(a->length[axis])) continue;
+      return ng_fail(b->ctx, NG_ERR_ARG,
+                     "layer '%s': a matrix of order %lld exceeds 32-bit LAPACK; set max_axis",
+                     b->name, (long long)a->length[axis]);
+    }
+  }
+  b->skips_update = true;
+  ng_axes_describe(b, k->parameter);
+  return NG_OK;
+}
+
+static ng_status declare_statistics(ng_block *b) {
+  const ng_soap *k = soap_of_block(b);
+  return ng_axes_declare(b, k->parameter, k->matrices);
+}
+
+/* Scratch: D and U of all parameters, then the scratch of one. */
+static int64_t scratch_floats(const ng_block *b) {
+  const ng_soap *k = soap_of_block(b);
+  int64_t most = ng_axes_block_scratch(b, k->parameter) + ng_round16(ng_axes_elements_of_block(b));
+  for (int32_t i = 0; i < k->matrices; i++) {
+    most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->matrix[i]));
+  }
+  return most;
+}
+
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
+  ng_soap *k = soap_of_block(b);
+  const int64_t real = (int64_t)sizeof(float), all = ng_axes_elements_of_block(b);
+  const int32_t owner = k->matrices > 0 ? b->stat->owner : b->owner;
+  if (b->is_worker && b->solves) k->info = ng_plan_result(plan, owner, SOLVE_INFO * real);
+  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
+    ng_matrix *m = &k->matrix[i];
+    m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * real);
+    m->d = ng_plan_result(plan, owner, m->n * real);
+    k->order[i] = ng_plan_result(plan, owner, m->n * (int64_t)sizeof *k->order[i]);
+    k->basis[i] = ng_plan_take(plan, NG_USE_MOMENTS, ng_matrix_count(m) * real);
+  }
+  for (int32_t i = 0; i < b->segments && b->is_worker; i++) {
+    ng_soap_parameter *x = &k->of[i];
+    const int64_t n = b->segment[i].count;
+    for (int j = 0; j < 2; j++) {
+      x->moment[j] = ng_plan_take(plan, NG_USE_MOMENTS, n * real);
+      x->next[j] = ng_plan_take(plan, NG_USE_MOMENTS, n * real);
+    }
+    x->partial_sums =
+        ng_plan_take(plan, NG_USE_MOMENTS, 3 * ng_count_range_chunks(n) * (int64_t)sizeof(double));
+    for (int32_t axis = 0; axis < k->parameter[i].axes.count; axis++) {
+      const int32_t part = k->parameter[i].part[axis];
+      k->parameter[i].axes.basis[axis] = part < 0 ? NULL : k->basis[part];
+    }
+  }
+  if (b->solves) ng_plan_direction(plan, b, NG_BY_FAMILY, all);
+  k->direction = b->solves ? b->direction : ng_plan_take(plan, NG_USE_MOMENTS, all * real);
+  ng_plan_scratch(plan, ng_times(scratch_floats(b), real));
+  return NG_OK;
+}
+
+/* If the first eigendecomposition fails, the basis stays the identity. */
+static ng_status set_initial_values(ng_block *b) {
+  const ng_soap *k = soap_of_block(b);
+  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
+    for (int64_t j = 0; j < k->matrix[i].n; j++) {
+      k->basis[i][j * (k->matrix[i].n + 1)] = 1.0F;
+    }
+  }
+  return NG_OK;
+}
+
+static ng_status observe(ng_block *b, const ng_obs *o) {
+  ng_soap *k = soap_of_block(b);
+  (void)o; /* the engine has checked that the gradient is finite */
+  ng_axes_observe(b, k->parameter, &k->total.finite);
+  return NG_OK;
+}
+
+static int64_t count_steps(const ng_block *b) { return (int64_t)soap_of_block(b)->steps; }
+
+/* ---- solve -----------------------------------------------------------------------------------*/
+
+static ng_status store_rung(ng_block *b, int32_t rung) {
+  float *info = soap_of_block(b)->info;
+  if (rung == NG_DAMPED_NONE) rung = info[SOLVE_WAS_GOOD] != 0.0F ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  info[SOLVE_RUNG] = (float)rung;
+  if (rung < NG_RUNG_LAST) info[SOLVE_WAS_GOOD] = 1.0F;
+  ng_count_rung(b->p, rung);
+  return rung > 0 ? NG_RESCUED : NG_OK;
+}
+
+/* No eigenvalue is divided by, so each damping is large enough (NO_DAMPING): an eigenbasis in f32 suffices. */
+static ng_status solve(ng_block *b, ng_solve_phase phase) {
+  static const double NO_DAMPING = 1e30;
+  ng_soap *k = soap_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  int32_t worst = 0;
+  k->is_solved = b->is_worker;
+  if (!b->has_averages) return NG_OK;
+  for (int32_t i = 0; i < k->matrices; i++) {
+    ng_matrix *m = &k->matrix[i];
+    int32_t rung = 0;
+    m->F = b->stat->part[i].average;
+    if (phase == NG_SOLVE_LIST && k->steps == 0.0) {
+      ng_block_list_matrix(b, m, 0.0, NO_DAMPING, 0.0);
+    } else if (phase == NG_SOLVE_LIST) {
+      ng_linalg(q)->copy_rows(q, m->n, m->n, k->basis[i], m->n, m->R, m->n);
+    }
+    if (phase != NG_SOLVE_CLIMB) continue;
+    if (k->steps == 0.0) {
+      rung = ng_matrix_retry(q, m, ng_scratch(b));
+      for (int32_t j = 0; j < m->n; j++) {
+        k->order[i][j] = j;
+      }
+    } else if (!ng_matrix_refresh(q, m, k->order[i], ng_scratch(b))) {
+      rung = NG_DAMPED_NONE;
+    }
+    worst = rung > worst ? rung : worst;
+  }
+  return phase == NG_SOLVE_CLIMB ? store_rung(b, worst) : NG_OK;
+}
+
+static void read_results(ng_block *b) { (void)b; } /* end_step reads them */
+
+/* ---- the direction ---------------------------------------------------------------------------*/
+
+/* x <- M / (sqrt(V) + epsilon), scaled; x: U. */
+static void enqueue_moments(const ng_block *b, ng_soap_parameter *x, float *U) {
+  const double beta1 = b->base.first_decay, beta2 = b->base.second_decay,
+               t = soap_of_block(b)->steps;
+  const double scale =
+      b->base.bias_correction ? sqrt(1.0 - pow(beta2, t)) / (1.0 - pow(beta1, t)) : 1.0;
+  const ng_flat_pass p = {.op = NG_FLAT_ADAM,
+                          .range = &x->range,
+                          .ranges = 1,
+                          .to = x->next[0],
+                          .x = U,
+                          .next_s = x->next[1],
+                          .v = x->moment[0],
+                          .s = x->moment[1],
+                          .old = beta1,
+                          .take = 1.0 - beta1,
+                          .forget = beta2,
+                          .m = scale,
+                          .m2 = 1.0,
+                          .eps = b->base.moment_epsilon,
+                          .partial_sums = x->partial_sums,
+                          .out = x->pass};
+  ng_kernels(b->ctx->queue)->run_flat_passes(b->ctx->queue, &p, 1);
+}
+
+static void precondition(ng_block *b) {
+  ng_soap *k = soap_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  const int64_t all = ng_axes_elements_of_block(b);
+  float *D = ng_scratch(b), *U = D + ng_round16(all), *scratch = U + ng_round16(all);
+  k->total = (ng_direction_sums){.finite = 1};
+  ng_axes_read_gradients(b, D, &k->total.finite);
+  if (k->steps == 0.0) ng_linalg(q)->scale(q, all, k->direction, NG_F32, 0.0);
+  for (int32_t i = 0; i < b->segments; i++) {
+    const ng_axes *a = &k->parameter[i].axes;
+    const int64_t at = b->segment[i].offset, n = b->segment[i].count;
+    if (k->steps > 0.0) {
+      ng_axes_rotate(q, a, false, D + at, U, scratch);
+      enqueue_moments(b, &k->of[i], U);
+      ng_axes_rotate(q, a, true, U, k->direction + at, scratch);
+    }
+    ng_linalg(q)->sum_row_products(q, 1, n, k->direction + at, n, D + at, n, k->of[i].sums);
+  }
+}
+
+/* normalize: PD of each parameter gets the root mean square 1. */
+static ng_status read_sums(ng_block *b) {
+  ng_soap *k = soap_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  for (int32_t i = 0; i < b->segments; i++) {
+    const double *sums = ng_read_numbers(q, k->of[i].sums);
+    const int64_t n = b->segment[i].count;
+    const double by = b->base.normalize ? 1.0 / (1e-30 + sqrt(sums[2] / (double)n)) : 1.0;
+    if (by != 1.0 && sums[2] > 0.0)
+      ng_linalg(q)->scale(q, n, k->direction + b->segment[i].offset, NG_F32, by);
+    k->total.total[0] += by * sums[0];
+    k->total.total[1] += sums[1];
+    k->total.total[2] += by * by * sums[2];
+  }
+  ng_queue_wait(q);
+  const ng_status st = ng_block_read_sums(b, &k->total, 0);
+  if (st != NG_OK) ng_linalg(q)->scale(q, ng_axes_elements_of_block(b), k->direction, NG_F32, 0.0);
+  ng_queue_wait(q);
+  return st;
+}
+
+static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
+  const ng_segment *s = &b->segment[segment];
+  (void)g;
+  (void)factor;
+  ng_describe_stored(e, soap_of_block(b)->direction + s->offset, s->slot->cols, 1, NULL);
+}
+
+/* ---- the end of a step -----------------------------------------------------------------------*/
+
+static void swap(float **x, float **y) {
+  float *const old = *x;
+  *x = *y;
+  *y = old;
+}
+
+/* Enqueue: M and V in the bases of the next step. */
+static void move_moments(ng_block *b, int32_t i) {
+  ng_soap *k = soap_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  ng_soap_parameter *x = &k->of[i];
+  const ng_axes *from = &k->parameter[i].axes;
+  ng_axes to = *from;
+  float *scratch = ng_scratch(b);
+  const int32_t *order[NG_AXES_MOST] = {NULL};
+  for (int32_t axis = 0; axis < from->count; axis++) {
+    const int32_t part = k->parameter[i].part[axis];
+    if (part < 0) continue;
+    to.basis[axis] = k->matrix[part].R;
+    order[axis] = k->order[part];
+  }
+  ng_axes_rotate(q, from, true, x->moment[0], x->next[0], scratch);
+  ng_axes_rotate(q, &to, false, x->next[0], x->moment[0], scratch);
+  if (b->base.basis_moments == NG_BASIS_PERMUTE) {
+    ng_axes_permute(q, from, order, x->moment[1], x->next[1], scratch);
+  } else {
+    ng_axes_rotate_squares(q, from, &to, x->moment[1], x->next[1], scratch);
+  }
+  swap(&x->moment[1], &x->next[1]);
+}
+
+/* The engine waits after end_step of all blocks. */
+static void end_step(ng_block *b, bool step_counts) {
+  ng_soap *k = soap_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  const bool is_solved = k->is_solved, moves = step_counts && k->steps > 0.0;
+  k->is_solved = false;
+  if (!step_counts) return;
+  k->steps += 1.0;
+  b->skips_update = false;
+  for (int32_t i = 0; i < b->segments && moves && b->is_worker; i++) {
+    swap(&k->of[i].moment[0], &k->of[i].next[0]);
+    swap(&k->of[i].moment[1], &k->of[i].next[1]);
+  }
+  if (!is_solved || k->info[SOLVE_RUNG] >= (float)NG_RUNG_LAST) return;
+  for (int32_t i = 0; i < b->segments; i++) {
+    move_moments(b, i);
+  }
+  for (int32_t i = 0; i < k->matrices; i++) {
+    const ng_matrix *m = &k->matrix[i];
+    ng_linalg(q)->copy_rows(q, m->n, m->n, m->R, m->n, k->basis[i], m->n);
+  }
+}
+
+/* ---- state, report ---------------------------------------------------------------------------*/
+
+static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+  static const char *const name[] = {"first_moment", "second_moment"};
+  const ng_soap *k = soap_of_block(b);
+  const int32_t owner = k->matrices > 0 ? b->stat->owner : b->owner;
+  for (int32_t i = 0; i < k->matrices; i++) {
+    const int64_t n = k->matrix[i].n;
+    ng_field f = ng_part_field(b->stat, i, "_basis", NG_F32, n, n, k->basis[i]);
+    visit(arg, &f);
+  }
+  for (int32_t i = 0; i < b->segments; i++) {
+    const ng_segment *s = &b->segment[i];
+    for (int j = 0; j < 2; j++) {
+      ng_field f =
+          ng_field_plain(name[j], NG_F32, s->slot->rows, s->slot->cols, k->of[i].moment[j], owner);
+      ng_axes_name_field(s, &f);
+      f.is_nonnegative = j == 1;
+      visit(arg, &f);
+    }
+  }
+  if (!b->solves) return;
+  ng_field f = ng_field_plain("L_solve", NG_F32, 1, SOLVE_INFO, k->info, owner);
+  visit(arg, &f);
+}
+
+static void visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
+  double *steps = &soap_of_block(b)->steps;
+  ng_number n = {.name = "steps", .value = steps};
+  visit(arg, &n);
+  if (!(*steps >= 0.0 && *steps < 9e15)) *steps = 0.0; /* a file may contain any number */
+  b->skips_update = *steps == 0.0;
+}
+
+static void write_report(const ng_block *b, ng_layer_report *report) {
+  const ng_soap *k = soap_of_block(b);
+  if (k->info != NULL) report->rung = ng_rung_from_float(k->info[SOLVE_RUNG]);
+}
+
+const ng_family ng_family_soap = {
+    .name = "soap",
+    .observed = NG_OBSERVED_FLATGRAD,
+    .traits = NG_TRAIT_AXES | NG_TRAIT_MOMENTS | NG_TRAIT_SOLVES,
+    .accepts_entry = accepts_entry,
+    .check_options = check_options,
+    .create_state = create_state,
+    .declare_statistics = declare_statistics,
+    .request_memory = request_memory,
+    .set_initial_values = set_initial_values,
+    .count_steps = count_steps,
+    .observe = observe,
+    .solve = solve,
+    .read_results = read_results,
+    .precondition = precondition,
+    .read_sums = read_sums,
+    .emit = emit,
+    .end_step = end_step,
+    .visit_fields = visit_fields,
+    .visit_numbers = visit_numbers,
+    .write_report = write_report,
+};
