@@ -1,6 +1,8 @@
 """The package without PyTorch: the choice of the library, options, errors, state as bytes."""
 import ctypes
 import os
+import pathlib
+import runpy
 import subprocess
 import sys
 import unittest
@@ -70,6 +72,12 @@ class Core(unittest.TestCase):
         damping = [row for row in natgrad.options() if row["name"] == "damping"][0]
         self.assertGreater(float(damping["standard"]), 0)
         self.assertIn("factor_decay", [row["name"] for row in natgrad.published("kaisa")])
+
+    def test_migrating_page_has_the_arguments_of_published_programs(self):
+        root = pathlib.Path(__file__).parents[2]
+        table = runpy.run_path(str(root / "scripts/migrating.py"))["make_table"]()
+        self.assertGreater(table.count("\n"), 50)
+        self.assertIn(table, (root / "docs/migrating.md").read_text())
 
     def test_errors_name_option_and_function(self):
         with self.assertRaisesRegex(natgrad.ArgumentError, "did you mean 'damping'"):

@@ -1,6 +1,8 @@
 """The names that published scripts use still exist after one import line was changed."""
 import argparse
 import os
+import pathlib
+import types
 import unittest
 from unittest import mock
 
@@ -42,6 +44,11 @@ def run_script_collectives(rank, world):
 
 
 class PublishedImports(Case):
+    def test_migrating_page_names_each_class(self):
+        page = (pathlib.Path(__file__).parents[2] / "docs/migrating.md").read_text()
+        for name in kfac.__all__:
+            self.assertTrue(isinstance(getattr(kfac, name), types.ModuleType) or f"`{name}`" in page, name)
+
     def test_kfac_pytorch_module_paths(self):
         model = small_conv_net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
