@@ -191,6 +191,7 @@ static void needs_is_the_option_of_the_sentence(void **state) {
     fixture_set(&o, "placement", "spngd");
     fixture_set(&o, "window_function", "step");
     fixture_set(&o, "window_decay_form", "none");
+    fixture_set(&o, "muon_coefficients", "quintic");
     assert_int_equal(ng_options_idle(&o, info.name, text, sizeof text), NG_OK);
     assert_int_equal(text[0] != 0, info.needs[0] != 0);
     (void)snprintf(begins, sizeof begins, "%s ", info.needs);
