@@ -462,6 +462,7 @@ if(NOT NATGRAD_SANITIZE)
           kfac_adam
           lzhangbv
           misuse
+          muon
           norms
           passes
           ranks

@@ -89,11 +89,15 @@ class _FusedOptimizer(PreconditioningOptimizer):
         super().__init__(list(_layers.unwrap(model).parameters()) if params is None else params, defaults)
         for group in self.param_groups:
             to_float("lr", group["lr"])
+        self._prepare_groups(_layers.unwrap(model), options)
         self.preconditioner = _FusedPreconditioner(self, model, {"method": options.pop("method", None) or self.method,
                                                                  "update": self._update}, options)
         self._option_names = {row["name"] for row in _core.options()} - set(defaults)
         self._reject_options_in_groups(self.param_groups)
         self._group_structs = (self._struct * len(self.preconditioner.groups))()
+
+    def _prepare_groups(self, model, options):
+        """Check the groups of the class and add options that depend on them."""
 
     def _reject_options_in_groups(self, groups):
         for i, group in enumerate(groups):
@@ -158,23 +162,75 @@ class AdamW(_FusedOptimizer):
         numbers.beta1, numbers.beta2 = _read_betas(group["betas"])
 
 
+def _fill_decoupled(numbers, group):
+    numbers.lr, numbers.weight_decay = to_float("lr", group["lr"]), to_float("weight_decay", group["weight_decay"])
+    numbers.momentum, numbers.dampening, numbers.nesterov, numbers.decoupled = 0.0, 0.0, 0, 1
+
+
+class Muon(_FusedOptimizer):
+    """torch.optim.Muon, in float32, with AdamW for everything else in the same step.  Muon(model, lr), or
+    Muon(param_groups, lr, model=model).  Weights of linear layers and convolutions, as matrices [outputs, -1], have Muon; biases,
+    norms, embeddings and other tensors have AdamW with betas, adam_eps and the lr and weight_decay of their group.  A group with
+    use_muon=False has AdamW only, for example that of the output layer; a group with use_muon=True must have such weights only.
+    adjust_lr_fn: 'original' (None) or 'match_rms_adamw'.  method='muon' has the rules of KellerJordan/Muon; muon_rounding rounds
+    to bf16 as the published programs do.  A parameter without gradient is skipped.  More keywords as for SGD."""
+
+    _update, _struct = "sgd", _abi.ng_sgd
+    method = "torch-muon"
+    _fill_struct = staticmethod(_fill_decoupled)
+
+    def __init__(self, model_or_params=None, /, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True,
+                 ns_coefficients=(3.4445, -4.775, 2.0315), eps=1e-7, ns_steps=5, adjust_lr_fn=None, *, betas=(0.9, 0.999),
+                 adam_eps=1e-8, model=None, params=None, **options):
+        one, two = _read_betas(betas)
+        try:
+            a, b, c = ns_coefficients
+        except (TypeError, ValueError):
+            raise make_error(_abi.NG_ERR_ARG, f"ns_coefficients is {short_repr(ns_coefficients)}, expected three numbers; sets of "
+                             "coefficients are values of muon_coefficients") from None
+        scale = {None: "matrix", "original": "matrix", "match_rms_adamw": "rms"}.get(adjust_lr_fn)
+        if scale is None:
+            raise make_error(_abi.NG_ERR_ARG, f"adjust_lr_fn is {short_repr(adjust_lr_fn)}, expected None, 'original' or "
+                             "'match_rms_adamw'")
+        if options.get("method", self.method) == self.method:
+            options.setdefault("muon_scale", scale)
+        self._adam = dict(first_decay=one, second_decay=two, moment_epsilon=adam_eps, adam_lr=1)
+        self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay, use_muon=None),
+                        dict(missing="keep", muon_momentum=momentum, muon_nesterov=bool(nesterov), muon_a=a, muon_b=b, muon_c=c,
+                             muon_epsilon=eps, muon_steps=ns_steps, **self._adam, **options))
+
+    def _prepare_groups(self, model, options):
+        kinds = {id(p): group["use_muon"] for group in self.param_groups for p in group["params"]}
+        lines = dict(options.get("layer_options") or {})
+        adam = " ".join(["method=adam", *(f"{name}={value}" for name, value in self._adam.items())])
+        for name, module in model.named_modules():
+            is_matrix = (isinstance(module, (torch.nn.Linear, torch.nn.modules.conv._ConvNd))
+                         or type(module).__name__ == "Conv1D")
+            for attribute, parameter in module._parameters.items():
+                kind = None if parameter is None else kinds.get(id(parameter))
+                if kind and not (is_matrix and attribute == "weight"):
+                    full = f"{name}.{attribute}" if name else attribute
+                    raise make_error(_abi.NG_ERR_ARG, f"'{full}' is in a group with use_muon=True, but is no weight of a linear "
+                                     "layer or convolution: move it to a group with use_muon=False")
+                if is_matrix and attribute == "weight" and kind is False:
+                    lines.setdefault(name, adam)
+        if lines:
+            options["layer_options"] = lines
+
+
 class KFACAdam(_FusedOptimizer):
     """Adam in the eigenbases of the K-FAC factors A and G of linear layers and convolutions; AdamW for all other parameters.
     Weight decay is decoupled.  Arguments and more keywords as for SGD; betas and eps are options of the model."""
 
     _update, _struct = "sgd", _abi.ng_sgd
     method = "kfac-adam"
+    _fill_struct = staticmethod(_fill_decoupled)
 
     def __init__(self, model_or_params=None, /, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01, *, model=None,
                  params=None, **options):
         one, two = _read_betas(betas)
         self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay),
                         dict(first_decay=one, second_decay=two, moment_epsilon=eps, **options))
-
-    @staticmethod
-    def _fill_struct(numbers, group):
-        numbers.lr, numbers.weight_decay = to_float("lr", group["lr"]), to_float("weight_decay", group["weight_decay"])
-        numbers.momentum, numbers.dampening, numbers.nesterov, numbers.decoupled = 0.0, 0.0, 0, 1
 
 
 class SOAP(KFACAdam):
