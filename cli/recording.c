@@ -114,12 +114,15 @@ static void read_layers(reader *in) {
   if (f->rc != CLI_OK) return;
   r->layers = (int)ngio_count(list);
   r->layer = cli_alloc((size_t)r->layers, sizeof *r->layer);
+  r->is_other = cli_alloc((size_t)r->layers, sizeof *r->is_other);
   for (int i = 0; f->rc == CLI_OK && i < r->layers; i++) {
     const ngio_value *o = ngio_at(list, (size_t)i);
     shape *l = &r->layer[i];
     char where[128];
     set_layer_name(in, key, i, ngio_text_of(r->has_parameters ? ngio_get(o, "name") : o));
     if (r->has_parameters) {
+      const char *role = read_optional_text(f, o, "role");
+      r->is_other[i] = r->has_states && strncmp(role, "adam", 4) == 0;
       read_parameter_shape(f, o, r->has_states, l);
       continue;
     }
@@ -326,9 +329,9 @@ static double *read_learning_rates(reader *in, const char *key) {
 }
 
 /* Set the learning rate of each step of a recording with states. */
-static double *read_learning_rate_factors(reader *in) {
+static double *read_learning_rate_factors(reader *in, const char *key_of_lr) {
   const ngio_value *list = ngio_get(in->r->root, "lr_factor");
-  const double lr = read_real_or(&in->fields, in->r->config, "lr", 0.0);
+  const double lr = read_real_or(&in->fields, in->r->config, key_of_lr, 0.0);
   double *rate = cli_alloc((size_t)in->r->steps, sizeof *rate);
   for (int i = 0; i < in->r->steps; i++) {
     char key[16];
@@ -367,7 +370,11 @@ static void read_arrays(reader *in) {
     r->lr = read_learning_rates(in, "lr_steps");
     r->lr_pre = read_learning_rates(in, "lr_pre_steps");
   }
-  if (in->fields.rc == CLI_OK && r->has_states) r->lr = read_learning_rate_factors(in);
+  if (in->fields.rc == CLI_OK && r->has_states) {
+    r->lr = read_learning_rate_factors(in, "lr");
+    r->lr_pre = read_learning_rate_factors(in, "adam.lr");
+    r->other_decay = read_real_or(&in->fields, r->config, "adam.weight_decay", 0.0);
+  }
   in->fields.where = "";
   const int64_t batches = r->has_parameters ? 0 : (int64_t)r->ranks * r->steps * r->micro_batches;
   for (int64_t k = 0; k < batches && in->fields.rc == CLI_OK; k++)
@@ -411,6 +418,7 @@ int recording_open(const char *path, recording *out) {
 void recording_close(recording *r) {
   ngio_json_free(&r->json);
   free(r->layer);
+  free(r->is_other);
   free(r->observed);
   free(r->step);
   free(r->lr);

@@ -54,6 +54,10 @@ typedef struct recording {
   double momentum;      /* 0.9 if not recorded */
   bool adjust_momentum; /* multiply momentum by min(1, lr / lr_pre) */
   double *lr, *lr_pre;  /* [steps]; NULL without updates */
+  /* States: parameters with a "role" that begins with "adam"; the weight decay of their group, and in lr_pre its learning rate
+   * (configuration: adam.lr, adam.weight_decay). */
+  bool *is_other; /* [layers] */
+  double other_decay;
   int layers, steps, micro_batches, ranks;
   shape *layer;                 /* [layers]; member image: size of the observed input */
   recording_observed *observed; /* [rank][step][micro-batch][layer] */

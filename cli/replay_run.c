@@ -75,9 +75,9 @@ static void write_used_gradient(const recording *r, float *to, const float *grad
 }
 
 /* Bind a gradient array of a weight or bias. If `before` is not NULL, also bind a copy of `before` as the value. */
-static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int bias,
+static ng_status bind_arrays(ng_precond *p, int32_t index, const shape *l, int bias, bool flat,
                              const float *before, replay_arrays *to) {
-  const int64_t n = count_elements(l, bias), rows = bias ? 1 : l->out;
+  const int64_t n = count_elements(l, bias), rows = bias || flat ? 1 : l->out;
   const ng_param which = bias ? NG_BIAS : NG_WEIGHT;
   to->grad = cli_alloc((size_t)n, sizeof(float));
   const ng_array g = ng_array_matrix(to->grad, rows, n / rows, NG_F32);
@@ -101,11 +101,13 @@ static ng_status add_layers(replay_rank *me, ng_precond *p) {
     ng_layer layer;
     shapes_set_layer(l, &layer);
     layer.options = find_layer_options(r, l);
-    st = r->has_parameters && l->out == 1 && !l->is_conv ? ng_add_tensor(p, l->name, l->in, &index)
-                                                         : ng_add_layer(p, &layer, &index);
+    const bool flat = r->is_other[i] || (r->has_parameters && l->out == 1 && !l->is_conv);
+    st = flat ? ng_add_tensor(p, l->name, count_elements(l, 0), &index)
+              : ng_add_layer(p, &layer, &index);
+    if (st >= 0 && r->is_other[i]) st = ng_set_group(p, index, NG_WEIGHT, 1);
     for (int k = 0; k < count_weight_and_bias(l) && st >= 0; k++)
-      st = bind_arrays(p, index, l, k, weights ? recording_step_at(r, 0, i, k)->before : NULL,
-                       &me->arrays[i][k]);
+      st = bind_arrays(p, index, l, k, r->is_other[i],
+                       weights ? recording_step_at(r, 0, i, k)->before : NULL, &me->arrays[i][k]);
   }
   if (st >= 0) st = ng_ready(p);
   return st >= 0 && me->job->low_rank ? replay_set_start(r, p) : st;
@@ -229,9 +231,10 @@ static ng_status observe_micro_batches(const replay_rank *me, ng_precond *p, int
 }
 
 /* Bind the gradient of a parameter, or no gradient if the recorded optimizer skipped the parameter. */
-static ng_status bind_recorded_gradient(ng_precond *p, int index, const shape *l, float *grad) {
-  const int64_t n = count_elements(l, 0);
-  const ng_array g = ng_array_matrix(grad, l->out, n / l->out, NG_F32);
+static ng_status bind_recorded_gradient(ng_precond *p, int index, const recording *r, float *grad) {
+  const int64_t n = count_elements(&r->layer[index], 0);
+  const int64_t rows = r->is_other[index] ? 1 : r->layer[index].out;
+  const ng_array g = ng_array_matrix(grad, rows, n / rows, NG_F32);
   return ng_bind_grad(p, index, NG_WEIGHT, &g);
 }
 
@@ -241,8 +244,7 @@ static ng_status run_recorded_step(replay_rank *me, ng_precond *p, int step) {
   if (st == NG_OK && r->has_states && step > 0) st = replay_load_state(r, p, step - 1);
   for (int i = 0; i < r->layers && st == NG_OK && r->has_states; i++)
     st = bind_recorded_gradient(
-        p, i, &r->layer[i],
-        is_skipped(r, recording_step_at(r, step, i, 0)) ? NULL : me->arrays[i][0].grad);
+        p, i, r, is_skipped(r, recording_step_at(r, step, i, 0)) ? NULL : me->arrays[i][0].grad);
   if (st != NG_OK) return st;
   const bool none = me->fused && r->lr[step] == 0 && !r->has_states;
   for (int i = 0; i < 2 * r->layers; i++) {
@@ -256,8 +258,16 @@ static ng_status run_recorded_step(replay_rank *me, ng_precond *p, int step) {
     if (r->has_parameters && !r->has_states)
       memcpy(x->value, s->before, (size_t)count_elements(l, 0) * sizeof(float));
   }
-  const ng_sgd sgd = me->fused ? make_sgd_settings(r, step) : (ng_sgd){0};
-  st = me->fused ? ng_step_sgd(p, &sgd, 1) : ng_step(p, me->job->lr);
+  ng_sgd sgd[2] = {{0}, {0}}; /* [1]: of the parameters that are others */
+  bool others = false;
+  for (int i = 0; i < r->layers; i++)
+    others = others || r->is_other[i];
+  if (me->fused) sgd[0] = sgd[1] = make_sgd_settings(r, step);
+  if (others) {
+    sgd[1].lr = r->lr_pre[step];
+    sgd[1].weight_decay = r->other_decay;
+  }
+  st = me->fused ? ng_step_sgd(p, sgd, others ? 2 : 1) : ng_step(p, me->job->lr);
   if (st < 0 || st == NG_SKIPPED) return st;
   if (me->fused) return compare_updates(me, p, step);
   if (st == NG_OK && r->has_states)

@@ -114,7 +114,7 @@ static const ngio_tensor *find_axis_array(const recording *r, int step, const ch
 static pair find_pair(const recording *r, int step, const char *parameter, const char *field) {
   pair x = {.recorded = NULL};
   int axis = 0, read = 0;
-  if (strcmp(field, "first_moment.weight") == 0) {
+  if (strcmp(field, "first_moment.weight") == 0 || strcmp(field, "momentum_matrix") == 0) {
     x.recorded = recording_find_array(r, "s%d.%s.m", step, parameter);
   } else if (strcmp(field, "second_moment.weight") == 0) {
     x.recorded = recording_find_array(r, "s%d.%s.v", step, parameter);
@@ -366,6 +366,7 @@ static ng_status compare_parameter(parameter_state *s) {
   for (int32_t k = 0; k < MOST_AXES && st >= 0; k++)
     if (s->recorded[k] != NULL) st = compare_axis(s, k, i++, matrices == 1);
   float *ours = st >= 0 && m != NULL ? read_field(s, "first_moment.weight", s->count, &st) : NULL;
+  if (st >= 0 && m != NULL && ours == NULL) ours = read_field(s, "momentum_matrix", s->count, &st);
   if (ours != NULL) compare_first_moments(s, ours, m);
   free(ours);
   ours = st >= 0 && v != NULL ? read_field(s, "second_moment.weight", s->count, &st) : NULL;

@@ -171,7 +171,7 @@ class Muon(_FusedOptimizer):
     """torch.optim.Muon, in float32, with AdamW for everything else in the same step.  Muon(model, lr), or
     Muon(param_groups, lr, model=model).  Weights of linear layers and convolutions, as matrices [outputs, -1], have Muon; biases,
     norms, embeddings and other tensors have AdamW with betas, adam_eps and the lr and weight_decay of their group.  A group with
-    use_muon=False has AdamW only, for example that of the output layer; a group with use_muon=True must have such weights only.
+    use_muon=False has AdamW only, for example the output layer; a group with use_muon=True must have such weights only.
     adjust_lr_fn: 'original' (None) or 'match_rms_adamw'.  method='muon' has the rules of KellerJordan/Muon; muon_rounding rounds
     to bf16 as the published programs do.  A parameter without gradient is skipped.  More keywords as for SGD."""
 

@@ -232,10 +232,10 @@ static const struct method {
      "KellerJordan/Muon: momentum, orthogonalised by Newton-Schulz; Adam for the rest",
      "Jordan et al. 2024, kellerjordan.github.io/posts/muon; Bernstein & Newhouse 2024, arXiv "
      "2409.20325",
-     muon_values, NULL, "adam"},
+     muon_values, &ng_names_muon, "adam"},
     {"torch-muon", "muon",
      "torch.optim.Muon: momentum, orthogonalised by Newton-Schulz; AdamW for the rest",
-     "Liu et al. 2025, arXiv 2502.16982", torch_muon_values, NULL, "adam"},
+     "Liu et al. 2025, arXiv 2502.16982", torch_muon_values, &ng_names_torch_muon, "adam"},
     {"adam", "adam",
      "Adam; with update = sgd and decoupled weight decay AdamW, beside other methods",
      "Kingma & Ba 2015, arXiv 1412.6980; Loshchilov & Hutter 2019, arXiv 1711.05101", adam_values,
@@ -274,6 +274,8 @@ static const struct variant {
     {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", no_values},
     {"chainerkfac", "chainerkfac|tyoheichainerkfac", "spngd", "spngd", chainerkfac_values},
     {"SOAP", "soap|nikhilvyassoap", "soap", "soap", no_values},
+    {"KellerJordan/Muon", "muon|kellerjordanmuon|kellerjordan", "muon", "muon", no_values},
+    {"torch.optim.Muon", "torchoptimmuon", "muon", "torch-muon", no_values},
 };
 
 static const struct method *find_method(const char *name) {

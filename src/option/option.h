@@ -161,7 +161,7 @@ typedef struct ng_published_names {
 extern const ng_published_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac,
     ng_names_adasgd, ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp,
     ng_names_sparse_ggt, ng_names_lowrank, ng_names_topk_sgd, ng_names_topk_adam,
-    ng_names_topk_adagrad, ng_names_soap;
+    ng_names_topk_adagrad, ng_names_soap, ng_names_muon, ng_names_torch_muon;
 /* Set the options of *j->full that the published option `name` stands for, or j->lr if `name` is the learning rate.  If
  * the name is unknown, the message suggests the nearest name. */
 ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,

@@ -369,3 +369,71 @@ static const ng_published soap_names[] = {
     {"correct_bias", "bias_correction", "sets bias_correction", set_word, "true=1|false=0"},
 };
 const ng_published_names ng_names_soap = NAMES(soap_names);
+
+/* ---- Muon ------------------------------------------------------------------------------------*/
+
+/* Set three options from "a|b|c" or "(a, b, c)". */
+static ng_status set_triple(job *j) {
+  static const char *const option[] = {"muon_a", "muon_b", "muon_c"};
+  char text[96], *rest;
+  int n = 0;
+  ng_status st = NG_OK;
+  if (is_none(j->value)) return NG_OK;
+  (void)snprintf(text, sizeof text, "%.95s", j->value);
+  for (char *w = strtok_r(text, "|,() []", &rest); w != NULL && st == NG_OK;
+       w = strtok_r(NULL, "|,() []", &rest)) {
+    if (n == 3) return refuse_value(j, NG_ERR_ARG, "three numbers");
+    st = set_option(j, option[n++], w);
+  }
+  return st == NG_OK && n < 3 ? refuse_value(j, NG_ERR_ARG, "three numbers") : st;
+}
+
+/* Set the betas of Adam from "a|b" or "(a, b)". */
+static ng_status set_adam_betas(job *j) {
+  char text[64], *rest;
+  if (is_none(j->value)) return NG_OK;
+  (void)snprintf(text, sizeof text, "%.63s", j->value);
+  const char *one = strtok_r(text, "|,() []", &rest), *two = strtok_r(NULL, "|,() []", &rest);
+  if (two == NULL) return refuse_value(j, NG_ERR_ARG, "two numbers");
+  const ng_status st = set_option(j, "first_decay", one);
+  return st == NG_OK ? set_option(j, "second_decay", two) : st;
+}
+
+/* The groups of the published programs have rates of their own, as groups of ng_set_group. */
+static ng_status set_own_rate(job *j) {
+  double v;
+  if (!ng_read_real(j->value, &v) || v < 0) return refuse_value(j, NG_ERR_ARG, "a number >= 0");
+  return set_option(j, "adam_lr", "1");
+}
+
+/* Names of arguments. Arguments of the group or optimizer for other parameters begin with "adam.". */
+#define MUON_NAMES                                                                                 \
+  LR, SAME("momentum", "muon_momentum"),                                                           \
+      ROW("weight_decay", "", "nothing to set: weight_decay of ng_step_sgd, with decoupled = 1",   \
+          set_word, "a number from 0"),                                                            \
+      ROW("nesterov", "muon_nesterov", "sets muon_nesterov", set_word, "true=1|false=0"),          \
+      SAME("ns_steps", "muon_steps"),                                                              \
+      ROW("adam.lr", "adam_lr", "1; the value is lr of a group of ng_set_group", set_own_rate,     \
+          NULL),                                                                                   \
+      ROW("adam.betas", "first_decay", "sets first_decay and second_decay", set_adam_betas, NULL), \
+      SAME("adam.eps", "moment_epsilon"),                                                          \
+      ROW("adam.weight_decay", "", "nothing to set: weight_decay of the group", set_word,          \
+          "a number from 0")
+
+static const ng_published muon_names[] = {
+    MUON_NAMES,
+    {"bf16", "muon_rounding", "true: each, as published; false: none", set_word,
+     "true=each|false=none"},
+};
+const ng_published_names ng_names_muon = NAMES(muon_names);
+
+static const ng_published torch_muon_names[] = {
+    MUON_NAMES,
+    SAME("eps", "muon_epsilon"),
+    {"ns_coefficients", "muon_a", "sets muon_a, muon_b, muon_c", set_triple, NULL},
+    {"adjust_lr_fn", "muon_scale", "original: matrix; match_rms_adamw: rms", set_word,
+     "none=matrix|original=matrix|match_rms_adamw=rms"},
+    {"bf16", "muon_rounding", "true: fused, as published; false: none", set_word,
+     "true=fused|false=none"},
+};
+const ng_published_names ng_names_torch_muon = NAMES(torch_muon_names);
