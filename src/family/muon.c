@@ -30,8 +30,7 @@ static ng_muon *muon_of_block(const ng_block *b) { return b->state; }
 /* ---- coefficients ----------------------------------------------------------------------------*/
 
 /* Sets (a, b, c) of iterations. After the last triple, `repeats`: start again; otherwise: the last triple again. Sources:
- * Jordan et al. 2024 (simple: muon_a, muon_b, muon_c); NVIDIA Emerging-Optimizers fd77292 (quintic, deepseekv4);
- * Amsel et al. 2025, arXiv 2505.16932 (polar-express, in f32 without its safety factor). */
+ * Jordan et al. 2024 (simple: muon_a, muon_b, muon_c); NVIDIA Emerging-Optimizers fd77292 (quintic, deepseekv4). */
 static const double quintic[][3] = {{4.0848, -6.8946, 2.9270},
                                     {3.9505, -6.3029, 2.6377},
                                     {3.7418, -5.5913, 2.3037},
