@@ -6,7 +6,7 @@
 export OPENBLAS_NUM_THREADS=1 NG_THREADS=1
 
 how=(--data synthetic:classes=4,image=32x32x3,train=64,test=8 --model resnet20 --method natgrad --batch 16 --steps 4
-  --seed 3 --stat-period 1 --solve-period 4)
+  --seed 3 --stat-period 1 --solve-period 4 --spatial full)
 # run_with_messages_of MB: run with messages of MB megabytes; the output has the hidden share
 run_with_messages_of() {
   local code=0
