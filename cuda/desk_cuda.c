@@ -49,7 +49,7 @@
   X(replay, "cuGraphLaunch", (void *, void *))                                                     \
   X(error_name, "cuGetErrorName", (int, const char **))
 
-/* KERNELS: an upper bound of the number of kernels in cuda/*.cu; the other names: constants of the CUDA Driver API. */
+/* KERNELS: an upper bound of the number of kernels; the other names: constants of the CUDA Driver API. */
 enum {
   KERNELS = 128,
   MAPPED = 2,
