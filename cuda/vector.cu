@@ -1,4 +1,4 @@
-/* vector.cu: kernels over vectors, rows and symmetric storage (ng_linalg_ops). The formulas and their rounding are those of
+/* vector.cu: kernels over vectors, rows and symmetric storage (ng_linalg_ops). The formulas and their rounding equal
  * src/linalg/vector.c. A block of an element-wise kernel has DV_TILE elements. */
 #include "device_read.h"
 

@@ -216,7 +216,7 @@ static double muon_scale(const ng_options *o, const ng_layer *l, double m, doubl
   return sqrt(fmax(1, kernel ? (double)l->kernel[0] / (double)l->kernel[1] : m / n));
 }
 
-/* Replace the directions of the weight, all columns of D but that of the bias. B: its momentum [q, w]. */
+/* Compute the direction of the weight, which is every column of D except the column of the bias. B [q, w]: the momentum. */
 static void muon_step(const ng_options *o, const ng_layer *l, const double *D, double *B,
                       double *P) {
   const int64_t q = l->out, p = oracle_columns(l), w = p - l->bias;

@@ -190,8 +190,9 @@ struct ng_block {
   /* If `owners_differ`: numbers that the owner of each statistic sends to the other ranks of the column before a solve
    * (ng_family.write_traces).  Otherwise `traces` is NULL. */
   int64_t traces_per_stat;
-  double *traces;   /* [stats x traces_per_stat] */
-  double direction_cost; /* multiplications for PD beside those of the statistics; of create_state */
+  double *traces; /* [stats x traces_per_stat] */
+  double
+      direction_cost; /* multiplications of a PD that uses no matrix of a statistic; create_state sets it */
   bool solves;      /* the family solves this block; ng_family.create_state may clear the flag */
   int32_t matrices; /* set in `create_state`: most matrices that ng_block_list_matrix lists */
   int32_t matrices_listed; /* in this step */

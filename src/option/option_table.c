@@ -180,12 +180,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .trait = NG_TRAIT_SOLVES, LAYER, LIVE,
         .help = "Steps between solves (inverses, eigenbases)."),
     ROW(overhead, "statistics", "0", OBSERVED, FROM(0, REAL_MAX, "share"), .trait = NG_TRAIT_SOLVES,
-        .help = "The time of the method as a share of the caller's time between steps.\n"
-                "- 0: stat_period and solve_period are fixed.\n"
-                "- above 0: after 20 steps the library sets those of the two periods that the "
-                "caller has not set to 1, 2, 5, 10, 20, 50 or 100, the shortest whose mean step "
-                "stays below the share. The times are means over all ranks. A saved state has the "
-                "periods, so a resumed run has the same results."),
+        .help =
+            "The time of the method as a share of the caller's time between steps.\n"
+            "- 0: stat_period and solve_period are fixed.\n"
+            "- above 0: after 20 steps the library chooses each of the two periods that the caller "
+            "has not set: 1, 2, 5, 10, 20, 50 or 100. It takes the shortest periods whose mean "
+            "step stays below the share. All ranks sum their times, so all ranks have the same "
+            "periods. A saved state has the periods, so a resumed run has the same results."),
     ROW(refresh_tolerance, "statistics", "0", OBSERVED, FROM(0, REAL_MAX, "norm"),
         .help = "When statistics are refreshed.\n"
                 "- 0: every stat_period steps, solved every solve_period.\n"

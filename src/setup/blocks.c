@@ -406,7 +406,8 @@ static ng_status list_stats(ng_precond *p) {
   return NG_OK;
 }
 
-/* The blocks of single layers, and of biases that have their own, come first, in the order of registration, then the blocks over many layers. */
+/* The blocks of single layers come first, each before the block of its bias, in the order of registration. The blocks over
+ * many layers follow. */
 ng_status ng_blocks_make(ng_precond *p) {
   p->block = ng_object(p, (size_t)(p->slots + NG_FAMILIES_MAX) * sizeof *p->block);
   if (p->block == NULL) return NG_ERR_NOMEM;

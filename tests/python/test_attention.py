@@ -123,7 +123,7 @@ class MultiheadAttention(Case):
                     self.check_against_linears(kind, lambda model, data: run(model, data, **more))
 
     def test_updates_match_the_optimizer_of_pytorch(self):
-        """natgrad.SGD writes rows of the packed weight; numbers as those of KFAC and torch.optim.SGD, in another order."""
+        """natgrad.SGD updates rows of the packed weight. The weights equal KFAC with torch.optim.SGD up to rounding."""
         weights = []
         for fused in (False, True):
             model = Attention({}, {})
