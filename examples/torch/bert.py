@@ -47,7 +47,8 @@ class TransformersBert(nn.Module):
         super().__init__()
         kind = transformers.BertForQuestionAnswering if answer else transformers.BertForSequenceClassification
         self.bert = kind.from_pretrained(folder) if folder else kind(transformers.BertConfig(
-            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, num_labels=2))
+            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, num_labels=2,
+            initializer_range=0.1))  # 0.02 sqrt(768 / 32): the outputs of a layer have the size of those of BERT-base
         self.answer = answer
 
     def forward(self, tokens):
