@@ -46,6 +46,7 @@ class Entry:
         self.name, self.reason = name, reason
         self.index = -1
         self.places = []  # (ng_param, module, name of the attribute, full name) of each parameter
+        self.is_tied = False  # several modules use its weight, and it has no curvature
         self.is_excluded_by_choice = False  # by the method, or by an argument such as skip_layers
         self.frozen = False  # frozen when it was registered
         self.frozen_now = False  # frozen since then, by ng_freeze

@@ -89,13 +89,14 @@ def plan_entries(model, exclusion_reason=None, linear=None, embeddings="", all_k
                 continue
             taken.add(id(parameter))
             full = users[id(parameter)][0][1]
-            others = [other for _, other in users[id(parameter)][1:]]
+            others = users[id(parameter)][1:]
             if problem == "":
                 reason = f"{'' if parameter.requires_grad else 'frozen; '}its layer has curvature without it"
             else:
-                tied = f"tied to '{others[0]}'" if others and (is_choice or not problem) else ""
+                tied = _describe_tie(module, *others[0]) if others and (is_choice or not problem) else ""
                 reason = "; ".join(filter(None, (problem, tied))) or f"a parameter of {type(module).__name__}"
             entry = Entry(full, reason)
+            entry.is_tied = bool(others) and parameter is not getattr(module, "bias", None)
             if is_choice:
                 chosen.add(id(parameter))
             entry.places.append((_abi.NG_WEIGHT, module, attribute, full))
@@ -113,11 +114,29 @@ def _kind_of_layer(module, parent):
     return TransposedLinear if TransposedLinear.applies_to(module) else _convolutions.KINDS.get(_convolutions.find_class(module), Layer)
 
 
+def _describe_tie(module, other, full):
+    """Return the reason why a module whose parameter is also `full`, of the module `other`, has no curvature."""
+    differs = "" if isinstance(other, type(module)) else f" of a {type(other).__name__}, whose factors differ"
+    return f"tied to '{full}'{differs}"
+
+
+def _shares_only_weight(module, parent, users):
+    """Return True if layers with the same settings, linear or convolutions, share the weight of this module but have biases
+    of their own."""
+    if isinstance(module, nn.Embedding) or norm_class_of(module) is not None or isinstance(parent, nn.MultiheadAttention):
+        return False
+    mine, others = module._parameters, [other for other, _ in users[id(module.weight)]]
+    return (any(other._parameters.get("bias") is not mine.get("bias") for other in others)
+            and all(other._parameters.get("weight") is module.weight and module_settings(other) == module_settings(module)
+                    for other in others))
+
+
 def _add_layer(name, module, parent, users, layers, entries, taken):
     """Add the module to `layers`, or to the layer with which it shares parameters.  Return '', or the
     reason why the module cannot be added."""
     weight, bias = module.weight, getattr(module, "bias", None)
-    key = (id(weight), id(bias))
+    weight_only = _shares_only_weight(module, parent, users)  # the biases become entries of their own
+    key = (id(weight), None if weight_only else id(bias))
     if key in layers:
         other = layers[key]
         if module_settings(module) != module_settings(other.modules[0]):
@@ -125,12 +144,12 @@ def _add_layer(name, module, parent, users, layers, entries, taken):
                              "different settings: not supported")
         other.modules.append(module)
         return ""
-    for parameter in (weight, bias):
+    for parameter in () if weight_only else (weight, bias):
         for other, full in users[id(parameter)] if parameter is not None else ():
             same = isinstance(other, type(module)) and (id(other._parameters.get("weight")),
                                                         id(other._parameters.get("bias"))) == key
-            if not same:
-                return f"tied to '{full}'"
+            if not same or id(parameter) in taken:
+                return _describe_tie(module, other, full)
     wants = [p is not None and p.requires_grad for p in (weight, bias)]
     if norm_class_of(module) is not None:
         has = wants if any(wants) else [p is not None for p in (weight, bias)]
@@ -138,11 +157,11 @@ def _add_layer(name, module, parent, users, layers, entries, taken):
     elif isinstance(module, nn.Embedding):
         has, layer = (True, False), Embedding(name, module)
     else:
-        if wants == [False, True]:
+        if wants == [False, True] and not weight_only:
             return "its weight is frozen, its bias is not"
         kind = _kind_of_layer(module, parent)
-        has = [True, bias is not None and wants[0] == wants[1] and kind.covers_bias]  # else the bias becomes an entry of its own
-        layer = kind(name, module, has[1])
+        has = [True, bias is not None and wants[0] == wants[1] and kind.covers_bias and not weight_only]
+        layer = kind(name, module, has[1])  # without a bias: the bias becomes an entry of its own
     for which, attribute, mine in ((_abi.NG_WEIGHT, "weight", has[0]), (_abi.NG_BIAS, "bias", has[1])):
         if mine:
             parameter = module._parameters[attribute]

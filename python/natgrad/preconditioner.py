@@ -226,16 +226,18 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         return [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
 
     def _warn_unpreconditioned(self):
-        """Warn if more than a fifth of the elements of matrices have no curvature.  Matrices that the method or the
-        user excluded do not count."""
+        """Warn if more than a fifth of the elements of matrices have no curvature, or a matrix that several modules use.
+        Matrices that the method or the user excluded do not count."""
         sizes = {entry: entry.count_matrix_elements() for entry in self.entries}
         left = [entry for entry in self.entries if not isinstance(entry, _layers.Layer) and not entry.is_excluded_by_choice]
         missing, total = sum(sizes[entry] for entry in left), sum(sizes.values())
-        if not self._has_window() and missing > 0.2 * total:
-            largest = sorted(left, key=sizes.get, reverse=True)[:3]
-            names = "; ".join(f"{entry.name}: {entry.reason}" for entry in largest if sizes[entry] > 0)
+        tied = [entry for entry in left if entry.is_tied and sizes[entry] > 0]
+        if not self._has_window() and (tied or missing > 0.2 * total):
+            largest = sorted(left, key=sizes.get, reverse=True)[:3] if missing > 0.2 * total else []
+            named = [entry for entry in largest if sizes[entry] > 0] + [entry for entry in tied if entry not in largest]
+            names = "; ".join(f"{entry.name}: {entry.reason}" for entry in named)
             _core.warn_caller(f"{missing / total:.0%} of the elements of matrices have no curvature, so their gradients stay "
-                              f"as they are.  The largest: {names}.  explain() lists all")
+                              f"as they are.  {'The largest' if largest else 'Tied'}: {names}.  explain() lists all")
 
     # ---- a step
 

@@ -1,5 +1,6 @@
 """float64 models: updates against torch.optim, directions against float64 definitions, range, state."""
 import copy
+import math
 import unittest
 
 import torch
@@ -121,6 +122,42 @@ class Directions(Case):
                 loss_of(model, x, y).backward()
                 self.assertEqual(k.step(), 0)
                 self.assert_near_oracle(gradients_of(model), expected, tolerance)
+
+    def test_layers_that_share_only_a_weight_are_one_layer(self):
+        """The oracle observes a model with one layer that is called twice, and with biases outside of the layer."""
+        class CalledTwice(nn.Module):
+            def __init__(self, pair):
+                super().__init__()
+                self.layer, self.head = copy.deepcopy(pair[0]), copy.deepcopy(pair[4])
+                self.biases = [layer.bias for layer in (pair[0], pair[2])]
+                self.layer.bias = None
+
+            def forward(self, x):
+                for bias in self.biases:
+                    x = self.layer(x)
+                    x = torch.tanh(x if bias is None else x + bias.detach().view(-1, *(1,) * (x.dim() - 2)))
+                return self.head(x)
+
+        torch.manual_seed(3)
+        for make, shape in ((lambda bias: nn.Linear(4, 4, bias), (4,)),
+                            (lambda bias: nn.Conv2d(4, 4, 3, padding=1, bias=bias), (4, 3, 2))):
+            for biases in ((True, True), (True, False), (False, True)):
+                x, y = random_batch(samples=7, shape=shape)
+                first, second = map(make, biases)
+                second.weight = first.weight
+                head = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 3))
+                model = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), head).double()
+                expected = oracle.kfac_gradients(CalledTwice(model), ("layer",), lambda m: [loss_of(m, x, y)], 0.1)
+                k = make_preconditioner(model, damping_split="pi", **DOUBLE)
+                loss_of(model, x, y).backward()
+                before = gradients_of(model)
+                self.assertEqual(k.step(), 0)
+                self.assert_near_oracle({"layer.weight": first.weight.grad}, expected, 1e-12)
+                why = {row["name"]: row["why"] for row in k.explain()}
+                for name, has_bias in zip(("0.bias", "2.bias"), biases):
+                    if has_bias:
+                        self.assertTrue(torch.equal(gradients_of(model)[name], before[name]))
+                        self.assertEqual(why[name], "its layer has curvature without it")
 
     def test_float64_factors_of_each_shape(self):
         """Diagonal blocks, groups of a convolution, embeddings, reduced positions: as in float32."""

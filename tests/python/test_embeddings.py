@@ -252,7 +252,7 @@ class WithoutCurvature(Case):
         model = EmbeddingNet(make_table())
         model.head = nn.Linear(4, 7, bias=False)
         model.head.weight = model.table.weight
-        self.assertEqual(self.reason_and_gradient(model), "tied to 'head.weight'")
+        self.assertEqual(self.reason_and_gradient(model), "tied to 'head.weight' of a Linear, whose factors differ")
 
     def test_window_covers_embedding(self):
         model = EmbeddingNet(make_table())
