@@ -14,7 +14,7 @@ from . import backend, base_preconditioner, enums, gpt_neox, hyperparams, precon
 from ._chainerkfac import SPNGD
 from ._gptneox import GPTNeoXKFACPreconditioner
 from ._istdaslab import (GGT, MFAC, DenseMFAC, LowRankAggregateMFAC, LowRankMFAC, RankOneAggregateMFAC, RankOneMFAC,
-                         SparseGGT, SparseGradientMFAC, SparseMFAC)
+                         SparseGGT, SparseGGT_DenseFormat, SparseGGT_SparseFormatSpmm, SparseGradientMFAC, SparseMFAC)
 from ._kaisa import (AllreduceMethod, AssignmentStrategy, ComputeMethod, DistributedStrategy, KFACPreconditioner,
                      LambdaParamScheduler, exp_decay_factor_averaging)
 from ._lzhangbv import (ADASGD, DP_KFAC, EVA, KFAC, KFAC_EIGEN, KFAC_EIGEN_DP, KFAC_INV, KFAC_INV_DP, MPD_KFAC, SAM, Eva,
@@ -24,5 +24,5 @@ __all__ = ["ADASGD", "AllreduceMethod", "AssignmentStrategy", "ComputeMethod", "
            "EVA", "Eva", "FusedEVA", "GGT", "GPTNeoXKFACPreconditioner", "KFAC", "KFACParamScheduler", "KFACPreconditioner",
            "KFAC_EIGEN", "KFAC_EIGEN_DP", "KFAC_INV", "KFAC_INV_DP", "LambdaParamScheduler", "LowRankAggregateMFAC",
            "LowRankMFAC", "MFAC", "MPD_KFAC", "RankOneAggregateMFAC", "RankOneMFAC", "SAM", "SPNGD", "SparseGGT",
-           "SparseGradientMFAC", "SparseMFAC", "backend", "base_preconditioner", "enums", "exp_decay_factor_averaging",
+           "SparseGGT_DenseFormat", "SparseGGT_SparseFormatSpmm", "SparseGradientMFAC", "SparseMFAC", "backend", "base_preconditioner", "enums", "exp_decay_factor_averaging",
            "get_kfac_module", "gpt_neox", "hyperparams", "kfac_mappers", "preconditioner", "scheduler"]

@@ -199,6 +199,9 @@ class SparseGGT(_WindowOptimizer):
     arguments = _required_arguments("k_init lr wd r beta1 beta2 eps")
 
 
+SparseGGT_DenseFormat = SparseGGT_SparseFormatSpmm = SparseGGT  # the published names: one for each storage of gradients
+
+
 class LowRankMFAC(_WindowOptimizer):
     """IST-DASLab/EFCP, LowRankMFAC(params, lr=1e-3, momentum=0, weight_decay=0, ngrads=1024, damp=1e-5, moddev=None,
     optdev=None, rank=1): a window for each parameter."""
