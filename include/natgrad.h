@@ -907,6 +907,68 @@ NG_API NG_CHECKED ng_status ng_fisher_create(ng_context *ctx, const ng_array *gr
 NG_API NG_CHECKED ng_status ng_fisher_solve(ng_fisher *f, const double *x, double *out);
 NG_API NG_CHECKED ng_status ng_fisher_diagonal(ng_fisher *f, double *out);
 NG_API void ng_fisher_destroy(ng_fisher **fisher);
+
+/* ---- 13. Curvature of a layer: experimental ---------------------------------------------------
+ * For influence functions, Laplace approximations and pruning.  K = L (x) R is the curvature of the
+ * gradient matrix D of a layer, with symmetric L on its left and R on its right: K D = L D R.
+ * L = G and R = A; of an embedding, whose rows are tokens, L = A and R = G.  A convolution with
+ * groups has a pair for each group; K is block-diagonal.
+ *
+ * Factors of a layer, in double and in the published order of its weight, the bias as last column.
+ * Shapes:  left [groups, rows, rows], right [groups, cols, cols], row-major; diagonals [groups, n].
+ * Memory:  arrays of the caller. */
+typedef struct ng_factors {
+  size_t struct_size;
+  int64_t groups, rows, cols;            /* rows of one group */
+  int32_t left_diagonal, right_diagonal; /* 1: the array has only the diagonal of each matrix */
+  double *left, *right;
+} ng_factors;
+
+/* Set the sizes of *f and copy running averages of a layer to f->left and f->right.  If f->left is
+ * NULL, only set the sizes.  spatial = factored: right is the product S (x) C / mean diagonal of S.
+ * Ranks:   local.
+ * Errors:  NG_ERR_ABSENT (the layer has no Kronecker factors); NG_ERR_STATE (before ng_ready; no
+ *          average yet; this rank does not have the averages). */
+NG_API NG_CHECKED ng_status ng_factors_read(ng_precond *p, int32_t layer, ng_factors *f);
+
+/* The matrix M = (K + lambda I)^power, with the eigenvalues l_i of L and r_j of R:
+ *   split "joint" (NULL)  (l_i r_j + lambda)^power, exact
+ *         "full"          ((l_i + lambda) (r_j + lambda))^power
+ *         "pi"            ((l_i + sqrt(lambda) / pi) (r_j + sqrt(lambda) pi))^power, pi =
+ *                         sqrt(mean r_j / mean l_i); Martens & Grosse 2015, section 6.3
+ *         "root"          the same with pi = 1
+ * Eigenvalues below 0 count as 0.  pi is 1 if a mean is 0. */
+typedef struct ng_damped_power {
+  size_t struct_size;
+  double damping; /* lambda >= 0; in the unit of K */
+  double power;   /* any finite number; 0 is the identity */
+  const char *split;
+} ng_damped_power;
+
+/* Compute eigenvalues and eigenvectors of the factors once; then products, sums and the diagonal of
+ * M for any damping and power.
+ *   ng_curvature_apply     out_k = M x_k for `count` matrices; out may be x
+ *   ng_curvature_diagonal  out = the diagonal of M
+ *   ng_curvature_measure   *trace = tr M, *logdet = log det M; either may be NULL.  A singular M has
+ *                          logdet = -INFINITY.
+ *   ng_curvature_destroy   call before ng_context_destroy
+ * Math:    in double on the host.  Time: 9 (rows^3 + cols^3) per group to create, 4 rows cols (rows
+ *          + cols) for each x_k.
+ * Shapes:  x, out [count, groups, rows, cols]; the diagonal [groups, rows, cols]; contiguous.
+ * Memory:  factors are copied.  rows^2 + cols^2 doubles per group, and scratch.
+ * Ranks:   local.
+ * Errors:  NG_ERR_ARG (a value is not finite; damping < 0; power < 0 and M is singular: nothing is
+ *          written); NG_ERR_ABSENT (an order exceeds LAPACK's sizes). */
+typedef struct ng_curvature ng_curvature;
+NG_API NG_CHECKED ng_status ng_curvature_create(ng_context *ctx, const ng_factors *f,
+                                                ng_curvature **out);
+NG_API NG_CHECKED ng_status ng_curvature_apply(ng_curvature *c, const ng_damped_power *m,
+                                               const double *x, int64_t count, double *out);
+NG_API NG_CHECKED ng_status ng_curvature_diagonal(ng_curvature *c, const ng_damped_power *m,
+                                                  double *out);
+NG_API NG_CHECKED ng_status ng_curvature_measure(ng_curvature *c, const ng_damped_power *m,
+                                                 double *trace, double *logdet);
+NG_API void ng_curvature_destroy(ng_curvature **curvature);
 #endif /* NG_EXPERIMENTAL */
 
 #ifdef __cplusplus

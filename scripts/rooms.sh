@@ -24,7 +24,7 @@ declare -A below=(
   [step]="core linalg kernel comm option stat model family"
   [setup]="core linalg kernel comm option stat model family step"
   [state]="core linalg kernel comm option stat model family step"
-  [api]="core linalg kernel comm option stat model family step setup state"
+  [api]="core linalg kernel twosided comm option stat model family step setup state"
 )
 # No family uses another family; code for several families is declared in family.h.
 families="adam kronecker muon rankone norm soap window"

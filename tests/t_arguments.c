@@ -218,6 +218,18 @@ static void null_arguments_are_refused(void **state) {
   ARG(ng_fisher_diagonal(NULL, two_));
   HARMLESS(ng_fisher_destroy(NULL));
   HARMLESS(ng_fisher_destroy(&fisher_));
+  ng_curvature *curvature_ = NULL;
+  ARG(ng_factors_read(NULL, 0, &(ng_factors){0}));
+  TOLD(ng_factors_read(p, 0, NULL));
+  ARG(ng_curvature_create(NULL, &(ng_factors){0}, &curvature_));
+  TOLD(ng_curvature_create(ctx, NULL, &curvature_));
+  TOLD(ng_curvature_create(ctx, &(ng_factors){0}, NULL));
+  TOLD(ng_curvature_create(ctx, &(ng_factors){0}, &curvature_));
+  ARG(ng_curvature_apply(NULL, &(ng_damped_power){0}, two_, 1, two_));
+  ARG(ng_curvature_diagonal(NULL, &(ng_damped_power){0}, two_));
+  ARG(ng_curvature_measure(NULL, &(ng_damped_power){0}, two_, two_));
+  HARMLESS(ng_curvature_destroy(NULL));
+  HARMLESS(ng_curvature_destroy(&curvature_));
   ARG(ng_plan_ranks(NULL, 1, 0, 1, &(ng_rank_plan){0}));
   TOLD(ng_plan_ranks(p, 1, 0, 1, NULL));
   ARG(ng_plan_shard(NULL, 0, 0, 1));

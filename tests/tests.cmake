@@ -52,6 +52,7 @@ set(natgrad_unit_tests
     t_convert
     t_crc
     t_cuda
+    t_curvature
     t_describe
     t_eigen
     t_engine
@@ -449,6 +450,7 @@ if(NOT NATGRAD_SANITIZE)
           compiled
           convolutions
           cuda
+          curvature
           double
           dropped
           embedding_ranks

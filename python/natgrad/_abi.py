@@ -71,6 +71,9 @@ ng_statistic_report { size_t struct_size; const char *layer; const char *name; i
   int64_t interval; int64_t next; int64_t bytes_sent; int64_t bytes_passed; }
 ng_field_info { size_t struct_size; const char *name; ng_dtype dtype; int32_t ndim; int64_t shape[2]; int64_t bytes;
   int32_t owner; }
+ng_factors { size_t struct_size; int64_t groups; int64_t rows; int64_t cols; int32_t left_diagonal;
+  int32_t right_diagonal; double *left; double *right; }
+ng_damped_power { size_t struct_size; double damping; double power; const char *split; }
 ng_explain_row { size_t struct_size; const char *name; int32_t index; int64_t count; int32_t covered;
   const char *family; const char *why; int64_t bytes; int32_t owner; const char *block; const char *method; }
 """
@@ -132,6 +135,12 @@ ng_status ng_state_at(ng_precond *p, int32_t i, ng_field_info *out);
 ng_status ng_state_read(ng_precond *p, int32_t i, void *to, int64_t bytes);
 ng_status ng_save_factors(ng_precond *p, const char *folder);
 ng_status ng_load_factors(ng_precond *p, const char *folder, int32_t *layers);
+ng_status ng_factors_read(ng_precond *p, int32_t layer, ng_factors *f);
+ng_status ng_curvature_create(ng_context *ctx, const ng_factors *f, ng_curvature **out);
+ng_status ng_curvature_apply(ng_curvature *c, const ng_damped_power *m, const double *x, int64_t count, double *out);
+ng_status ng_curvature_diagonal(ng_curvature *c, const ng_damped_power *m, double *out);
+ng_status ng_curvature_measure(ng_curvature *c, const ng_damped_power *m, double *trace, double *logdet);
+void ng_curvature_destroy(ng_curvature **curvature);
 """
 
 _C_TYPES = dict(char=c.c_char, int32_t=c.c_int32, int64_t=c.c_int64, uint32_t=c.c_uint32, size_t=c.c_size_t, double=c.c_double,

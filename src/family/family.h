@@ -182,6 +182,8 @@ typedef struct ng_family {
   void (*describe_sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
   void (*end_step)(ng_block *b, bool step_counts);
   void (*write_report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
+  /* Set the sizes of *f; if f->left is not NULL, copy the averages of all statistics, which this rank has. */
+  void (*write_factors)(ng_block *b, ng_factors *f);
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,

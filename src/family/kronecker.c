@@ -438,4 +438,5 @@ const ng_family ng_family_kronecker = {
     .read_results = ng_kron_read_results,
     .write_traces = ng_kron_write_traces,
     .write_report = ng_kron_write_report,
+    .write_factors = ng_kron_write_factors,
 };

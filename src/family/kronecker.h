@@ -5,6 +5,7 @@
  *   kronecker_solve.c  damping; solving all parts of a block
  *   kronecker_apply.c  computing PD (twosided/)
  *   kronecker_spatial.c  all of these for A = S (x) C (spatial = factored)
+ *   kronecker_factors.c  A and G in the published order
  *   kronecker_adam.c   a second family: Adam in the eigenbases of A and G
  *
  * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal blocks, the parts
@@ -98,7 +99,8 @@ void ng_kron_precondition(ng_block *b);
 ng_status ng_kron_read_sums(ng_block *b);
 void ng_kron_emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e);
 void ng_kron_write_report(const ng_block *b, ng_layer_report *report);
-int64_t ng_kron_apply_scratch(const ng_block *b); /* floats */
+void ng_kron_write_factors(ng_block *b, ng_factors *f); /* kronecker_factors.c */
+int64_t ng_kron_apply_scratch(const ng_block *b);       /* floats */
 /* D <- rows [row, row + rows) of the gradients in internal column order, the bias last, in f32 or double. Set
  * ng_kron.sums->finite to 0 if an element is not finite. */
 void ng_kron_read_rows(const ng_block *b, int64_t row, int64_t rows, void *D);

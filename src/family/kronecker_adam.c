@@ -295,4 +295,5 @@ const ng_family ng_family_kronecker_adam = {
     .read_results = read_results,
     .end_step = end_step,
     .write_report = write_report,
+    .write_factors = ng_kron_write_factors,
 };

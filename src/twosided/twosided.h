@@ -82,4 +82,29 @@ void ng_axes_permute(ng_queue *q, const ng_axes *a, const int32_t *const *order,
 void ng_axes_rotate_squares(ng_queue *q, const ng_axes *from, const ng_axes *to, const float *V,
                             float *out, float *scratch);
 
+/* ---- powers.c: ng_curvature of natgrad.h, with checked arguments ------------------------------*/
+
+typedef enum ng_curvature_split {
+  NG_CURVATURE_JOINT,
+  NG_CURVATURE_FULL,
+  NG_CURVATURE_PI,
+  NG_CURVATURE_ROOT,
+  NG_CURVATURE_SPLITS
+} ng_curvature_split;
+typedef struct ng_curvature_power { /* ng_damped_power */
+  double damping, power;
+  ng_curvature_split split;
+} ng_curvature_power;
+ng_status ng_curvature_make(ng_context *ctx, const ng_factors *f, ng_curvature **out);
+void ng_curvature_free(ng_curvature *c);
+ng_context *ng_curvature_context(const ng_curvature *c);
+int64_t ng_curvature_count(const ng_curvature *c); /* elements of one matrix x_k */
+/* Return false if M does not exist: the power is negative and a damped eigenvalue is 0. */
+bool ng_curvature_is_defined(const ng_curvature *c, const ng_curvature_power *m);
+void ng_curvature_multiply(const ng_curvature *c, const ng_curvature_power *m, const double *x,
+                           int64_t count, double *out);
+void ng_curvature_write_diagonal(const ng_curvature *c, const ng_curvature_power *m, double *out);
+void ng_curvature_sum(const ng_curvature *c, const ng_curvature_power *m, double *trace,
+                      double *logdet);
+
 #endif

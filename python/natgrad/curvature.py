@@ -1,0 +1,164 @@
+"""Powers of the damped Kronecker curvature of layers: for influence functions, Laplace approximations and pruning."""
+import ctypes as c
+
+import torch
+
+from . import _abi, _core, _layers
+from ._core import make_error, short_repr, to_float
+from ._library import load_library
+
+
+def _matrix(layer, name, factor):
+    """Return a factor as a float64 tensor: [n] (a diagonal), [n, n] or [groups, n, n]."""
+    if not isinstance(factor, torch.Tensor) or not factor.is_floating_point():
+        raise make_error(_abi.NG_ERR_ARG, f"layer '{layer}': {name} is {short_repr(factor)}, expected a tensor of real numbers")
+    if factor.dim() not in (1, 2, 3) or factor.dim() > 1 and factor.shape[-1] != factor.shape[-2] or factor.numel() == 0:
+        raise make_error(_abi.NG_ERR_SHAPE, f"layer '{layer}': {name} is {list(factor.shape)}, expected [n], [n, n] or "
+                         "[groups, n, n]")
+    return factor.detach().to("cpu", torch.float64).contiguous()
+
+
+def _struct(left, right):
+    """Return ng_factors of two float64 tensors."""
+    groups = left.shape[0] if left.dim() == 3 else 1
+    factors = _core.new_struct(_abi.ng_factors)
+    factors.groups, factors.rows, factors.cols = groups, left.shape[-1], right.shape[-1]
+    factors.left_diagonal, factors.right_diagonal = int(left.dim() == 1), int(right.dim() == 1)
+    factors.left, factors.right = left.data_ptr(), right.data_ptr()
+    return factors
+
+
+def _read_factors(core, index):
+    """Return the running averages (left, right) of a layer; None if the layer has no Kronecker factors."""
+    sizes = _core.new_struct(_abi.ng_factors)
+    with core.lock:
+        core.check_open()
+        if core.library.ng_factors_read(core.p, index, c.byref(sizes)) == _abi.NG_ERR_ABSENT:
+            return None
+        shapes = [(sizes.groups, n) if diagonal else (sizes.groups, n, n)
+                  for n, diagonal in ((sizes.rows, sizes.left_diagonal), (sizes.cols, sizes.right_diagonal))]
+        pair = [torch.empty(shape, dtype=torch.float64) for shape in shapes]
+        sizes.left, sizes.right = (factor.data_ptr() for factor in pair)
+        core.call("factors_read", index, c.byref(sizes))
+    if sizes.groups == 1:
+        return tuple(factor[0] for factor in pair)
+    return tuple(torch.diag_embed(factor) if factor.dim() == 2 else factor for factor in pair)
+
+
+class Curvature:
+    """K = G (x) A of each layer, with its eigenvalues and eigenvectors, and M = (K + damping I)^power.
+
+        curvature = natgrad.Curvature.of(preconditioner)      # running averages of a preconditioner
+        curvature = natgrad.Curvature({"fc": (G, A)})          # factors of another program
+        found = curvature.apply({"fc": D}, damping=0.01)       # M D for power = -1
+
+    A gradient matrix D is [outputs, inputs], or [count, outputs, inputs] for several.  The weight of a convolution is
+    flattened to [outputs, -1]; the gradient of the bias is a last column.  An embedding has D [tokens, features], with
+    A on the left; its pair is (A, G).
+    Factors are [n, n], [n] (only the diagonal), or [groups, n, n] for a convolution with groups.  All work is in float64 on the CPU.
+
+    damping   a number of at least 0, in the unit of K, or {layer: number} with every layer
+    power     any number, such as -1, -0.5, 0.5, 1
+    split     'joint': (l_i r_j + damping)^power, l and r the eigenvalues of both factors; 'full': damping on both;
+              'pi', 'root': sqrt(damping) / pi and sqrt(damping) pi, pi from the traces, or 1 (natgrad.h, ng_damped_power)
+    """
+
+    def __init__(self, factors, threads=0):
+        self._library, self._ctx, self._handles, self.factors = load_library(), c.c_void_p(), {}, {}
+        config, why = _core.new_struct(_abi.ng_context_config), c.create_string_buffer(1024)
+        config.threads = threads
+        status = self._library.ng_context_create(_abi.VERSION, c.byref(config), why, len(why), c.byref(self._ctx))
+        if status < 0:
+            raise make_error(status, why.value.decode())
+        if not isinstance(factors, dict) or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in factors.values()):
+            raise make_error(_abi.NG_ERR_ARG, f"factors is {short_repr(factors)}, expected {{layer: (G, A)}}")
+        for name, (left, right) in factors.items():
+            left, right = _matrix(name, "G", left), _matrix(name, "A", right)
+            if (left.dim() == 3 or right.dim() == 3) and left.shape[:-2] != right.shape[:-2]:
+                raise make_error(_abi.NG_ERR_SHAPE, f"layer '{name}': G is {list(left.shape)} and A is {list(right.shape)}, expected "
+                                 "the same number of groups")
+            self.factors[name], handle = (left, right), c.c_void_p()
+            self._check(name, self._library.ng_curvature_create(self._ctx, c.byref(_struct(left, right)), c.byref(handle)))
+            self._handles[name] = handle
+
+    @classmethod
+    def of(cls, preconditioner, threads=0):
+        """Return the curvature of all layers of a preconditioner that have Kronecker factors, from the present running
+        averages.  Later steps do not change the result."""
+        found = {entry.name: _read_factors(preconditioner._core, entry.index) for entry in preconditioner.entries
+                 if isinstance(entry, _layers.Layer) and entry.index >= 0}
+        return cls({name: pair for name, pair in found.items() if pair is not None}, threads)
+
+    def __del__(self):
+        if getattr(self, "_ctx", None):
+            for handle in self._handles.values():
+                self._library.ng_curvature_destroy(c.byref(handle))
+            self._library.ng_context_destroy(c.byref(self._ctx))
+
+    def _check(self, layer, status):
+        if status < 0:
+            raise make_error(status, f"layer '{layer}': {self._library.ng_last_error(self._ctx).decode()}")
+
+    def _handle(self, layer):
+        if layer not in self._handles:
+            raise make_error(_abi.NG_ERR_ARG, f"there is no layer {short_repr(layer)}; layers: {', '.join(map(str, self._handles))}")
+        return self._handles[layer]
+
+    def _shape(self, layer):
+        left, right = self.factors[layer]
+        return (left.shape[0] if left.dim() == 3 else 1) * left.shape[-1], right.shape[-1]
+
+    def _powers(self, damping, power, split):
+        """Return {layer: ng_damped_power}."""
+        if isinstance(damping, dict):
+            for name in damping:
+                self._handle(name)
+            missing = [name for name in self._handles if name not in damping]
+            if missing:
+                raise make_error(_abi.NG_ERR_ARG, f"damping has no layer '{missing[0]}'")
+        found = {}
+        for name in self._handles:
+            found[name] = how = _core.new_struct(_abi.ng_damped_power)
+            how.damping = to_float("damping", damping[name] if isinstance(damping, dict) else damping)
+            how.power, how.split = to_float("power", power), _core.to_utf8("split", split)
+        return found
+
+    def apply(self, matrices, damping, power=-1.0, split="joint"):
+        """Return {layer: M D} for {layer: D}, in the dtype of D."""
+        powers, found = self._powers(damping, power, split), {}
+        for name, D in matrices.items():
+            handle, shape = self._handle(name), self._shape(name)
+            if not isinstance(D, torch.Tensor) or D.dim() not in (2, 3) or tuple(D.shape[-2:]) != shape:
+                got = list(D.shape) if isinstance(D, torch.Tensor) else short_repr(D)
+                raise make_error(_abi.NG_ERR_SHAPE, f"layer '{name}': D is {got}, expected [{shape[0]}, {shape[1]}] or "
+                                 f"[count, {shape[0]}, {shape[1]}]")
+            x = D.detach().to("cpu", torch.float64).contiguous()
+            out, count = torch.empty_like(x), x.numel() // (shape[0] * shape[1])
+            self._check(name, self._library.ng_curvature_apply(handle, c.byref(powers[name]), x.data_ptr(), count, out.data_ptr()))
+            found[name] = out.to(D.dtype)
+        return found
+
+    def diagonal(self, damping, power=-1.0, split="joint"):
+        """Return {layer: the diagonal of M}, in float64 and the shape of D."""
+        found = {}
+        for name, how in self._powers(damping, power, split).items():
+            found[name] = torch.empty(self._shape(name), dtype=torch.float64)
+            self._check(name, self._library.ng_curvature_diagonal(self._handles[name], c.byref(how), found[name].data_ptr()))
+        return found
+
+    def _measure(self, damping, power, split):
+        """Return the sums over layers of trace and log det of M."""
+        total = [0.0, 0.0]
+        for name, how in self._powers(damping, power, split).items():
+            sums = (c.c_double(), c.c_double())
+            self._check(name, self._library.ng_curvature_measure(self._handles[name], c.byref(how), *map(c.byref, sums)))
+            total = [old + new.value for old, new in zip(total, sums)]
+        return total
+
+    def trace(self, damping=0.0, power=1.0, split="joint"):
+        """Return the trace of M, summed over layers."""
+        return self._measure(damping, power, split)[0]
+
+    def logdet(self, damping, power=1.0, split="joint"):
+        """Return log det M, summed over layers; -inf if M is singular."""
+        return self._measure(damping, power, split)[1]

@@ -1,0 +1,335 @@
+/* t_curvature.c: powers of the damped curvature against a dense Kronecker product, and factors of layers against steps.
+ *
+ * Tolerance.  Dense: M is computed from a Jacobi decomposition of the whole damped matrix.  With eigenvalues in
+ * [damping, 10] and damping >= 0.05 every |power| <= 1 has a condition of at most 200; order 60 in double: 60 times 200
+ * times 2.2e-16 = 3e-12.  Steps: the step solves in f32 with condition up to (tr A / 0.3 + 1) (tr G / 0.3 + 1), about 100:
+ * 1e-4 of the largest entry. */
+#include "unit_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dense.h"
+#include "draw.h"
+#include "fixture.h"
+
+enum { MOST = 6, GROUPS = 2, ORDER = MOST * MOST, ALL = GROUPS * ORDER };
+static const double DENSE = 3e-12, STEP = 1e-4;
+
+static ng_context *ctx;
+
+static int open_context(void **state) {
+  ng_context_config c;
+  ng_context_config_init(&c, sizeof c);
+  return ng_context_create(NG_VERSION, &c, NULL, 0, &ctx) == NG_OK ? 0 : -1;
+}
+static int close_context(void **state) {
+  ng_context_destroy(&ctx);
+  return 0;
+}
+
+/* ---- against a dense product ------------------------------------------------------------------*/
+
+/* full [n, n] <- X X' / n + I / 10 or a positive diagonal; F: what the library gets. */
+static void draw_factor(rng *r, int64_t n, bool diagonal, double *full, double *F) {
+  double *X = zeros(n * n);
+  for (int64_t i = 0; i < n * n; i++)
+    X[i] = rng_value(r);
+  dense_product(false, true, n, n, n, X, X, full);
+  for (int64_t i = 0; i < n * n; i++)
+    full[i] =
+        (diagonal && i % (n + 1) != 0 ? 0.0 : full[i] / (double)n) + (i % (n + 1) == 0 ? 0.1 : 0.0);
+  for (int64_t i = 0; i < (diagonal ? n : n * n); i++)
+    F[i] = full[diagonal ? i * (n + 1) : i];
+  free(X);
+}
+
+static double trace_of(int64_t n, const double *M) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++)
+    sum += M[i * n + i];
+  return sum;
+}
+
+/* M [n m, n m] <- (L (x) R + damping)^power. */
+static void predict(int64_t n, int64_t m, const double *L, const double *R,
+                    const ng_damped_power *how, double *M, double *logdet) {
+  const int64_t N = n * m;
+  const char *s = how->split == NULL ? "joint" : how->split;
+  const double root = sqrt(how->damping), full = strcmp(s, "full") == 0 ? how->damping : 0.0;
+  const double ratio = sqrt(trace_of(m, R) / (double)m / (trace_of(n, L) / (double)n));
+  const double pi = strcmp(s, "pi") == 0 ? ratio : 1.0;
+  const bool splits = strcmp(s, "pi") == 0 || strcmp(s, "root") == 0;
+  const double on_l = splits ? root / pi : full, on_r = splits ? root * pi : full;
+  const double both = strcmp(s, "joint") == 0 ? how->damping : 0.0;
+  double *Q = zeros(N * N), *e = zeros(N), *K = zeros(N * N);
+  for (int64_t a = 0; a < N; a++) {
+    for (int64_t b = 0; b < N; b++) {
+      const double l = L[a / m * n + b / m] + (a / m == b / m ? on_l : 0.0);
+      const double r = R[a % m * m + b % m] + (a % m == b % m ? on_r : 0.0);
+      K[a * N + b] = l * r + (a == b ? both : 0.0);
+    }
+  }
+  dense_eigen(N, K, e, Q);
+  for (int64_t i = 0; i < N; i++) {
+    *logdet += how->power * log(e[i]);
+    for (int64_t a = 0; a < N; a++)
+      K[a * N + i] = Q[a * N + i] * pow(e[i], how->power);
+  }
+  dense_product(false, true, N, N, N, K, Q, M);
+  free(Q);
+  free(e);
+  free(K);
+}
+
+static void expect_near(const char *what, const double *x, const double *want, int64_t n,
+                        double tolerance) {
+  double most = 0.0, off = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    most = fmax(most, fabs(want[i]));
+    off = fmax(off, isfinite(x[i]) ? fabs(x[i] - want[i]) : INFINITY);
+  }
+  if (off > tolerance * most) fail_msg("%s: off by %g of %g", what, off, most);
+}
+
+static void check_power(ng_curvature *c, const ng_factors *f, double *const *dense,
+                        const ng_damped_power *how, rng *r) {
+  const int64_t n = f->rows, m = f->cols, N = n * m, all = f->groups * N;
+  double x[3 * ALL], out[3 * ALL], want[3 * ALL], diagonal[ALL], want_diagonal[ALL], trace, logdet;
+  double *M = zeros(N * N), want_trace = 0.0, want_logdet = 0.0;
+  for (int64_t i = 0; i < 3 * all; i++)
+    x[i] = rng_value(r);
+  for (int64_t g = 0; g < f->groups; g++) {
+    predict(n, m, dense[0] + g * n * n, dense[1] + g * m * m, how, M, &want_logdet);
+    want_trace += trace_of(N, M);
+    for (int64_t i = 0; i < N; i++)
+      want_diagonal[g * N + i] = M[i * N + i];
+    for (int64_t k = 0; k < 3; k++)
+      dense_product(false, false, N, 1, N, M, x + k * all + g * N, want + k * all + g * N);
+  }
+  assert_int_equal(ng_curvature_apply(c, how, x, 3, out), NG_OK);
+  assert_int_equal(ng_curvature_apply(c, how, x, 3, x), NG_OK); /* in place */
+  assert_memory_equal(x, out, (size_t)(3 * all) * sizeof *x);
+  assert_int_equal(ng_curvature_diagonal(c, how, diagonal), NG_OK);
+  assert_int_equal(ng_curvature_measure(c, how, &trace, &logdet), NG_OK);
+  expect_near("apply", out, want, 3 * all, DENSE);
+  expect_near("diagonal", diagonal, want_diagonal, all, DENSE);
+  expect_near("trace", &trace, &want_trace, 1, DENSE);
+  if (fabs(logdet - want_logdet) > DENSE * (double)all)
+    fail_msg("logdet %g %g", logdet, want_logdet);
+  free(M);
+}
+
+static void powers_match_a_dense_product(void **state) {
+  static const char *const split[] = {NULL, "joint", "full", "pi", "root"};
+  static const double power[] = {-1.0, -0.5, 0.5, 1.0, 0.0};
+  rng r = {test_seed()};
+  for (int64_t k = 0; k < test_repetitions(20); k++) {
+    double *dense[2] = {zeros(GROUPS * ORDER), zeros(GROUPS * ORDER)}, left[ALL], right[ALL];
+    ng_factors f = {.struct_size = sizeof f,
+                    .groups = rng_between(&r, 1, GROUPS),
+                    .rows = rng_between(&r, 1, MOST),
+                    .cols = rng_between(&r, 1, MOST),
+                    .left_diagonal = rng_below(&r, 4) == 0,
+                    .right_diagonal = rng_below(&r, 4) == 0,
+                    .left = left,
+                    .right = right};
+    for (int64_t g = 0; g < f.groups; g++) {
+      const int64_t n = f.rows, m = f.cols;
+      draw_factor(&r, n, f.left_diagonal, dense[0] + g * n * n,
+                  left + g * (f.left_diagonal ? n : n * n));
+      draw_factor(&r, m, f.right_diagonal, dense[1] + g * m * m,
+                  right + g * (f.right_diagonal ? m : m * m));
+    }
+    ng_curvature *c = NULL;
+    assert_int_equal(ng_curvature_create(ctx, &f, &c), NG_OK);
+    for (int s = 0; s < 5; s++) {
+      for (int p = 0; p < 5; p++) {
+        check_power(
+            c, &f, dense,
+            &(ng_damped_power){sizeof(ng_damped_power), 0.05 + rng_real(&r), power[p], split[s]},
+            &r);
+      }
+    }
+    ng_curvature_destroy(&c);
+    assert_null(c);
+    free(dense[0]);
+    free(dense[1]);
+  }
+}
+
+/* ---- factors of layers -----------------------------------------------------------------------*/
+
+enum { B = 5, IMAGE = 4, WEIGHTS = 512, VALUES = B * 8 * (IMAGE + 1) * (IMAGE + 1) };
+typedef struct layer_case {
+  ng_kind kind;
+  int64_t in, out, kernel, groups;
+  bool bias, right_diagonal, left_diagonal;
+  const char *options;
+} layer_case;
+
+/* Read the factors after a step, multiply D by the damped inverse, and compare with the step's PD. */
+static void check_layer(const layer_case *l, const char *linalg, rng *r) {
+  float grad[WEIGHTS], bias[16], a[VALUES], g[VALUES];
+  int64_t token[B];
+  double D[WEIGHTS], PD[WEIGHTS], left[WEIGHTS], right[4 * WEIGHTS], out[WEIGHTS];
+  char options[200];
+  snprintf(options, sizeof options, "damping=0.3;clip=none;%s", l->options);
+  fixture f;
+  assert_int_equal(fixture_open(&f, options, &(fixture_how){.linalg = linalg}), NG_OK);
+  ng_layer d = layer_of(l->kind, "layer", l->in, l->out);
+  d.bias = l->bias;
+  const bool conv = l->kind == NG_CONV2D, words = l->kind == NG_EMBEDDING;
+  const int64_t taps = conv ? l->kernel * l->kernel : 1, size = conv ? IMAGE : 1;
+  const int64_t out_size = conv ? IMAGE + 1 - l->kernel % 2 : 1;
+  d.groups = conv ? l->groups : d.groups;
+  for (int i = 0; i < 2 && conv; i++) {
+    d.kernel[i] = l->kernel;
+    d.padding[i] = l->kernel / 2;
+    d.stride[i] = d.dilation[i] = 1;
+    d.image[i] = IMAGE;
+  }
+  const int64_t rows = words ? l->in : l->out, cols = words ? l->out : l->in / l->groups * taps;
+  const int64_t p = cols + l->bias;
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t j = 0; j < cols; j++)
+      D[i * p + j] = grad[i * cols + j] = (float)rng_value(r);
+    if (l->bias) D[i * p + cols] = bias[i] = (float)rng_value(r);
+  }
+  const ng_array weight = ng_array_matrix(grad, rows, cols, NG_F32),
+                 b = ng_array_vector(bias, rows, NG_F32);
+  assert_int_equal(ng_add_layer(f.p, &d, NULL), NG_OK);
+  assert_int_equal(ng_bind_grad(f.p, 0, NG_WEIGHT, &weight), NG_OK);
+  if (l->bias) assert_int_equal(ng_bind_grad(f.p, 0, NG_BIAS, &b), NG_OK);
+  ng_factors F = {.struct_size = sizeof F};
+  assert_int_equal(ng_factors_read(f.p, 0, &F), NG_ERR_STATE); /* before ng_ready */
+  assert_int_equal(ng_ready(f.p), NG_OK);
+  assert_int_equal(ng_factors_read(f.p, 0, &F), NG_OK);
+  F.left = left;
+  F.right = right;
+  assert_int_equal(ng_factors_read(f.p, 0, &F), NG_ERR_STATE); /* no average yet */
+  assert_non_null(strstr(ng_last_error(f.ctx), "no average"));
+  rng_fill(r, a, B * l->in * size * size);
+  rng_fill(r, g, B * l->out * out_size * out_size);
+  for (int i = 0; i < B; i++)
+    token[i] = rng_below(r, l->in);
+  const ng_array input = words  ? ng_array_vector(token, B, NG_I64)
+                         : conv ? ng_array_nchw(a, B, l->in, size, size, NG_F32)
+                                : ng_array_matrix(a, B, l->in, NG_F32);
+  const ng_array output = conv ? ng_array_nchw(g, B, l->out, out_size, out_size, NG_F32)
+                               : ng_array_matrix(g, B, l->out, NG_F32);
+  ng_batch batch = batch_of(B);
+  batch.reduction = NG_SUM;
+  assert_int_equal(ng_begin(f.p, &batch), NG_OK);
+  assert_int_equal(ng_observe_input(f.p, 0, &input, NG_COPY), NG_OK);
+  assert_int_equal(ng_observe_output_grad(f.p, 0, &output, NG_COPY), NG_OK);
+  if (ng_step(f.p, 0.1) != NG_OK) fail_msg("%s: %s", options, ng_last_error(f.ctx));
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t j = 0; j < cols; j++)
+      PD[i * p + j] = (double)grad[i * cols + j];
+    if (l->bias) PD[i * p + cols] = (double)bias[i];
+  }
+  assert_int_equal(ng_factors_read(f.p, 0, &F), NG_OK);
+  assert_int_equal(F.groups * F.rows, rows);
+  assert_int_equal(F.cols, p);
+  if (F.left_diagonal != l->left_diagonal || F.right_diagonal != l->right_diagonal)
+    fail_msg("%s: diagonal %d %d", options, F.left_diagonal, F.right_diagonal);
+  ng_curvature *c = NULL;
+  assert_int_equal(ng_curvature_create(f.ctx, &F, &c), NG_OK);
+  const char *split = strstr(options, "joint") != NULL ? "joint" : "pi";
+  const ng_damped_power inverse = {sizeof inverse, 0.3, -1.0, split};
+  assert_int_equal(ng_curvature_apply(c, &inverse, D, 1, out), NG_OK);
+  expect_near(options, out, PD, rows * p, STEP);
+  ng_curvature_destroy(&c);
+  fixture_close(&f);
+}
+
+static void factors_invert_as_the_step_does(void **state) {
+  static const layer_case list[] = {
+      {NG_LINEAR, 6, 5, 1, 1, true, false, false, ""},
+      {NG_LINEAR, 6, 5, 1, 1, false, false, false, "solver=eigen;damping_split=joint"},
+      {NG_LINEAR, 7, 5, 1, 1, true, false, false, "factor_blocks=2"},
+      {NG_LINEAR, 7, 5, 1, 1, true, false, true, "output_factor=diagonal"},
+      {NG_LINEAR, 1, 1, 1, 1, true, false, true, ""},
+      {NG_CONV2D, 2, 3, 3, 1, true, false, false, "spatial=full"},
+      {NG_CONV2D, 4, 4, 3, 2, true, false, false, "spatial=full"},
+      {NG_CONV2D, 4, 8, 3, 2, false, false, false, "spatial=full;factor_blocks=2"},
+      {NG_CONV2D, 6, 3, 2, 1, true, false, false, "spatial=factored"},
+      {NG_CONV2D, 7, 3, 2, 1, false, false, false, "spatial=factored;factor_blocks=2"},
+      {NG_EMBEDDING, 8, 5, 1, 1, false, false, true, ""},
+  };
+  rng r = {test_seed() + 7};
+  for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+    check_layer(&list[i], "ref", &r);
+    check_layer(&list[i], NULL, &r);
+  }
+}
+
+/* ---- refused arguments -----------------------------------------------------------------------*/
+
+static void expect_refused(ng_status st, const char *text) {
+  assert_int_equal(st, NG_ERR_ARG);
+  if (strstr(ng_last_error(ctx), text) == NULL)
+    fail_msg("expected '%s' in '%s'", text, ng_last_error(ctx));
+}
+
+static void wrong_arguments_are_refused(void **state) {
+  double L[4] = {1.0, 0.0, 0.0, 0.0}, R[1] = {2.0}, x[2] = {1.0, 1.0}, out[2] = {7.0, 7.0};
+  ng_factors f = {sizeof f, 1, 2, 1, 0, 0, L, R};
+  ng_curvature *c = NULL;
+  L[1] = 0.5;
+  expect_refused(ng_curvature_create(ctx, &f, &c), "left is not symmetric in row 1, column 0");
+  L[1] = 0.0;
+  R[0] = NAN;
+  expect_refused(ng_curvature_create(ctx, &f, &c), "right is not finite");
+  R[0] = 2.0;
+  f.rows = 0;
+  expect_refused(ng_curvature_create(ctx, &f, &c), "expected >= 1");
+  f.rows = 2;
+  assert_null(c);
+  assert_int_equal(ng_curvature_create(ctx, &f, &c), NG_OK);
+  ng_damped_power m = {sizeof m, 0.0, -1.0, NULL};
+  expect_refused(ng_curvature_apply(c, &m, x, 1, out), "singular");
+  m.damping = -1.0;
+  expect_refused(ng_curvature_diagonal(c, &m, out), "damping = -1: must be >= 0");
+  m = (ng_damped_power){sizeof m, 1.0, NAN, NULL};
+  expect_refused(ng_curvature_diagonal(c, &m, out), "power = nan");
+  m = (ng_damped_power){sizeof m, 1.0, 1.0, "sum"};
+  expect_refused(ng_curvature_measure(c, &m, NULL, NULL), "split = sum: expected joint, full");
+  m.split = NULL;
+  x[1] = INFINITY;
+  expect_refused(ng_curvature_apply(c, &m, x, 1, out), "x is not finite");
+  expect_refused(ng_curvature_apply(c, &m, out, -1, out), "count is below 0");
+  assert_true(out[0] == 7.0 && out[1] == 7.0);
+  double trace = 0.0, logdet = 0.0;
+  m = (ng_damped_power){sizeof m, 0.0, 1.0, NULL};
+  assert_int_equal(ng_curvature_measure(c, &m, &trace, &logdet), NG_OK);
+  assert_true(trace == 2.0 && isinf(logdet) && logdet < 0.0);
+  ng_curvature_destroy(&c);
+}
+
+static void layers_without_factors_are_refused(void **state) {
+  float grad[6];
+  const ng_array g = ng_array_matrix(grad, 2, 3, NG_F32);
+  fixture f;
+  ng_factors F = {.struct_size = sizeof F};
+  assert_int_equal(fixture_open(&f, "method=eva", NULL), NG_OK);
+  assert_int_equal(ng_add_linear(f.p, "fc", 3, 2, 0, NULL), NG_OK);
+  assert_int_equal(ng_bind_grad(f.p, 0, NG_WEIGHT, &g), NG_OK);
+  assert_int_equal(ng_ready(f.p), NG_OK);
+  assert_int_equal(ng_factors_read(f.p, 0, &F), NG_ERR_ABSENT);
+  assert_non_null(strstr(ng_last_error(f.ctx), "layer 'fc': its method has no Kronecker factors"));
+  assert_int_equal(ng_factors_read(f.p, 1, &F), NG_ERR_ARG);
+  fixture_close(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(powers_match_a_dense_product),
+      cmocka_unit_test(factors_invert_as_the_step_does),
+      cmocka_unit_test(wrong_arguments_are_refused),
+      cmocka_unit_test(layers_without_factors_are_refused),
+  };
+  return cmocka_run_group_tests(tests, open_context, close_context);
+}
