@@ -968,6 +968,28 @@ NG_API NG_CHECKED ng_status ng_curvature_diagonal(ng_curvature *c, const ng_damp
                                                   double *out);
 NG_API NG_CHECKED ng_status ng_curvature_measure(ng_curvature *c, const ng_damped_power *m,
                                                  double *trace, double *logdet);
+
+/* Observed arrays of samples: D_n = sum over positions s of left_ns right_ns' is the gradient of
+ * sample n.  Linear layer: left is the output gradient, right the input, with a 1 for the bias.
+ * Convolution: right has patches (channel, kernel row, kernel column) of the channels of a group.
+ * Shapes:  left [samples, positions, groups, rows], right [samples, positions, groups, cols]. */
+typedef struct ng_samples {
+  size_t struct_size;
+  int64_t samples, positions;
+  const double *left, *right;
+} ng_samples;
+
+/* Add scores: influence of sample j of y on sample i of x, with power = -1.  Call once a layer.
+ * Math:    out[i, j] += <D_i, M D_j>;  y NULL: out[i] += <D_i, M D_i> (self-influence).  Koh & Liang
+ *          2017 (arXiv 1703.04730), equation 2, without its sign, for the layer-wise K.
+ *          D_j of y is never computed: <P, l r'> = l' P r.  D_i of x: one at a time.
+ *          Time: 4 rows cols (rows + cols) for each i, 2 rows cols positions for each (i, j).
+ * Shapes:  out [x.samples, y.samples], or [x.samples]; y has fewer or more positions than x.
+ * Units:   gradients of the loss of one sample, not divided by the number of samples.
+ * Errors:  as ng_curvature_apply; out is unchanged. */
+NG_API NG_CHECKED ng_status ng_curvature_scores(ng_curvature *c, const ng_damped_power *m,
+                                                const ng_samples *x, const ng_samples *y,
+                                                double *out);
 NG_API void ng_curvature_destroy(ng_curvature **curvature);
 #endif /* NG_EXPERIMENTAL */
 

@@ -3,7 +3,8 @@
  * Tolerance.  Dense: M is computed from a Jacobi decomposition of the whole damped matrix.  With eigenvalues in
  * [damping, 10] and damping >= 0.05 every |power| <= 1 has a condition of at most 200; order 60 in double: 60 times 200
  * times 2.2e-16 = 3e-12.  Steps: the step solves in f32 with condition up to (tr A / 0.3 + 1) (tr G / 0.3 + 1), about 100:
- * 1e-4 of the largest entry. */
+ * 1e-4 of the largest entry.
+ * Scores are sums with cancellation, so they are allowed 100 times DENSE of the largest score. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -121,6 +122,53 @@ static void check_power(ng_curvature *c, const ng_factors *f, double *const *den
   free(M);
 }
 
+/* D [rows, cols] of one group of sample i. */
+static void dense_gradient(const ng_factors *f, const ng_samples *x, int64_t i, int64_t g,
+                           double *D) {
+  const int64_t n = f->rows, m = f->cols;
+  memset(D, 0, (size_t)(n * m) * sizeof *D);
+  for (int64_t s = 0; s < x->positions; s++) {
+    const int64_t at = (i * x->positions + s) * f->groups + g;
+    for (int64_t k = 0; k < n * m; k++)
+      D[k] += x->left[at * n + k / m] * x->right[at * m + k % m];
+  }
+}
+
+enum { SAMPLES = 4, POSITIONS = 3, SAMPLE_VALUES = SAMPLES * POSITIONS * GROUPS * MOST };
+static void check_scores(ng_curvature *c, const ng_factors *f, double *const *dense,
+                         const ng_damped_power *how, rng *r) {
+  double values[4][SAMPLE_VALUES], D[2][ORDER], MD[ORDER], logdet = 0.0;
+  double pair[SAMPLES * SAMPLES], self[SAMPLES], want[SAMPLES * SAMPLES], want_self[SAMPLES];
+  const int64_t n = f->rows, m = f->cols, N = n * m;
+  double *M = zeros(N * N);
+  ng_samples x = {sizeof x, rng_between(r, 1, SAMPLES), rng_between(r, 1, POSITIONS), values[0],
+                  values[1]};
+  ng_samples y = {sizeof y, rng_between(r, 1, SAMPLES), rng_between(r, 1, POSITIONS), values[2],
+                  values[3]};
+  for (int64_t i = 0; i < 4 * SAMPLE_VALUES; i++)
+    values[i / SAMPLE_VALUES][i % SAMPLE_VALUES] = rng_value(r);
+  for (int i = 0; i < SAMPLES * SAMPLES; i++)
+    pair[i] = want[i] = self[i % SAMPLES] = want_self[i % SAMPLES] = 0.5; /* scores are added */
+  for (int64_t g = 0; g < f->groups; g++) {
+    predict(n, m, dense[0] + g * n * n, dense[1] + g * m * m, how, M, &logdet);
+    for (int64_t i = 0; i < x.samples; i++) {
+      dense_gradient(f, &x, i, g, D[0]);
+      dense_product(false, false, N, 1, N, M, D[0], MD);
+      for (int64_t j = 0; j <= y.samples; j++) { /* the last is x_i itself */
+        if (j < y.samples) dense_gradient(f, &y, j, g, D[1]);
+        double *to = j < y.samples ? &want[i * y.samples + j] : &want_self[i];
+        for (int64_t k = 0; k < N; k++)
+          *to += MD[k] * D[j < y.samples][k];
+      }
+    }
+  }
+  assert_int_equal(ng_curvature_scores(c, how, &x, &y, pair), NG_OK);
+  assert_int_equal(ng_curvature_scores(c, how, &x, NULL, self), NG_OK);
+  expect_near("scores", pair, want, x.samples * y.samples, 100.0 * DENSE);
+  expect_near("self", self, want_self, x.samples, 100.0 * DENSE);
+  free(M);
+}
+
 static void powers_match_a_dense_product(void **state) {
   static const char *const split[] = {NULL, "joint", "full", "pi", "root"};
   static const double power[] = {-1.0, -0.5, 0.5, 1.0, 0.0};
@@ -146,10 +194,9 @@ static void powers_match_a_dense_product(void **state) {
     assert_int_equal(ng_curvature_create(ctx, &f, &c), NG_OK);
     for (int s = 0; s < 5; s++) {
       for (int p = 0; p < 5; p++) {
-        check_power(
-            c, &f, dense,
-            &(ng_damped_power){sizeof(ng_damped_power), 0.05 + rng_real(&r), power[p], split[s]},
-            &r);
+        const ng_damped_power how = {sizeof how, 0.05 + rng_real(&r), power[p], split[s]};
+        check_power(c, &f, dense, &how, &r);
+        check_scores(c, &f, dense, &how, &r);
       }
     }
     ng_curvature_destroy(&c);
@@ -301,6 +348,10 @@ static void wrong_arguments_are_refused(void **state) {
   x[1] = INFINITY;
   expect_refused(ng_curvature_apply(c, &m, x, 1, out), "x is not finite");
   expect_refused(ng_curvature_apply(c, &m, out, -1, out), "count is below 0");
+  const ng_samples none = {sizeof none, 0, 1, out, out}, bad = {sizeof bad, 1, 1, x, out};
+  const ng_samples good = {sizeof good, 1, 1, out, out};
+  expect_refused(ng_curvature_scores(c, &m, &none, NULL, out), "x has 0 samples");
+  expect_refused(ng_curvature_scores(c, &m, &good, &bad, out), "an array of y is not finite");
   assert_true(out[0] == 7.0 && out[1] == 7.0);
   double trace = 0.0, logdet = 0.0;
   m = (ng_damped_power){sizeof m, 0.0, 1.0, NULL};

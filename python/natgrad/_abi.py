@@ -74,6 +74,7 @@ ng_field_info { size_t struct_size; const char *name; ng_dtype dtype; int32_t nd
 ng_factors { size_t struct_size; int64_t groups; int64_t rows; int64_t cols; int32_t left_diagonal;
   int32_t right_diagonal; double *left; double *right; }
 ng_damped_power { size_t struct_size; double damping; double power; const char *split; }
+ng_samples { size_t struct_size; int64_t samples; int64_t positions; const double *left; const double *right; }
 ng_explain_row { size_t struct_size; const char *name; int32_t index; int64_t count; int32_t covered;
   const char *family; const char *why; int64_t bytes; int32_t owner; const char *block; const char *method; }
 """
@@ -140,6 +141,8 @@ ng_status ng_curvature_create(ng_context *ctx, const ng_factors *f, ng_curvature
 ng_status ng_curvature_apply(ng_curvature *c, const ng_damped_power *m, const double *x, int64_t count, double *out);
 ng_status ng_curvature_diagonal(ng_curvature *c, const ng_damped_power *m, double *out);
 ng_status ng_curvature_measure(ng_curvature *c, const ng_damped_power *m, double *trace, double *logdet);
+ng_status ng_curvature_scores(ng_curvature *c, const ng_damped_power *m, const ng_samples *x, const ng_samples *y,
+                              double *out);
 void ng_curvature_destroy(ng_curvature **curvature);
 """
 

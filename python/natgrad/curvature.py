@@ -1,7 +1,10 @@
 """Powers of the damped Kronecker curvature of layers: for influence functions, Laplace approximations and pruning."""
+import contextlib
 import ctypes as c
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from . import _abi, _core, _layers
 from ._core import make_error, short_repr, to_float
@@ -43,6 +46,34 @@ def _read_factors(core, index):
     if sizes.groups == 1:
         return tuple(factor[0] for factor in pair)
     return tuple(torch.diag_embed(factor) if factor.dim() == 2 else factor for factor in pair)
+
+
+def _rows_of(module, a, g):
+    """Return left [samples, positions, groups, rows] and right [samples, positions, groups, cols] of a call, with
+    gradient of sample n = sum over positions of left right'.  a: input; g: gradient of the output."""
+    if isinstance(module, nn.Embedding):
+        tokens = functional.one_hot(a, module.num_embeddings).flatten(1, -2)
+        if module.padding_idx is not None:
+            tokens[..., module.padding_idx] = 0
+        return tokens.double()[:, :, None], g.double().reshape(*tokens.shape[:2], 1, -1)
+    if isinstance(module, nn.Conv2d):
+        patches = functional.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)
+        a = patches.transpose(1, 2).unflatten(2, (module.groups, -1))
+        g = g.flatten(2).transpose(1, 2).unflatten(2, (module.groups, -1))
+    else:
+        a, g = (x.reshape(len(x), -1, 1, x.shape[-1]) for x in (a, g))
+    if module.bias is not None:
+        a = torch.cat([a, a.new_ones(*a.shape[:3], 1)], 3)
+    return g.double(), a.double()
+
+
+def _record_problem(module):
+    """Return why a layer cannot be recorded, or None."""
+    if not isinstance(module, (nn.Linear, nn.Conv2d, nn.Embedding)):
+        return "not a Linear, Conv2d or Embedding of this model"
+    if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
+        return "its padding is not a number of zeros"
+    return None
 
 
 class Curvature:
@@ -162,3 +193,71 @@ class Curvature:
     def logdet(self, damping, power=1.0, split="joint"):
         """Return log det M, summed over layers; -inf if M is singular."""
         return self._measure(damping, power, split)[1]
+
+    @contextlib.contextmanager
+    def record(self, model):
+        """Record what scores() needs, {layer: (left, right)}, in forward and backward passes of `model` inside `with`.
+
+            with curvature.record(model) as samples:
+                loss_function(model(images), labels, reduction="sum").backward()
+
+        The loss is the sum of the losses of samples, and the first axis of all arrays counts samples."""
+        modules, found, hooks = dict(model.named_modules()), {}, []
+        for name in self._handles:
+            problem = _record_problem(modules.get(name))
+            if problem:
+                raise make_error(_abi.NG_ERR_ABSENT, f"layer '{name}': {problem}")
+
+        def observe(name):
+            def hook(module, inputs, output):
+                def backward(g):
+                    rows = _rows_of(module, inputs[0].detach(), g.detach())
+                    found[name] = rows if name not in found else tuple(torch.cat(pair, 1) for pair in zip(found[name], rows))
+                if output.requires_grad:
+                    output.register_hook(backward)
+            return hook
+
+        try:
+            hooks += [modules[name].register_forward_hook(observe(name)) for name in self._handles]
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _samples(self, name, layer, arrays):
+        """Return ng_samples of (left, right), and the tensors that own its memory."""
+        left, right = (x.shape[-1] for x in self.factors[layer])
+        groups = self._shape(layer)[0] // left
+        if not (isinstance(arrays, (tuple, list)) and len(arrays) == 2 and all(isinstance(x, torch.Tensor) for x in arrays)):
+            raise make_error(_abi.NG_ERR_ARG, f"layer '{layer}': {name} is {short_repr(arrays)}, expected (left, right)")
+        got = [list(x.shape) for x in arrays]
+        if any(x.dim() != 4 for x in arrays) or got[0] != [*got[0][:2], groups, left] or got[1] != [*got[0][:2], groups, right]:
+            raise make_error(_abi.NG_ERR_SHAPE, f"layer '{layer}': the arrays of {name} are {got[0]} and {got[1]}, expected "
+                             f"[samples, positions, {groups}, {left}] and [samples, positions, {groups}, {right}]")
+        owned = [x.detach().to("cpu", torch.float64).contiguous() for x in arrays]
+        struct = _core.new_struct(_abi.ng_samples)
+        struct.samples, struct.positions, struct.left, struct.right = *got[0][:2], *(x.data_ptr() for x in owned)
+        return struct, owned
+
+    def scores(self, x, y=None, *, damping, power=-1.0, split="joint"):
+        """Return <D_i, M D_j>, summed over layers, for the gradients D_i of samples i of x and D_j of samples j of y:
+        [samples of x, samples of y].  Without y: <D_i, M D_i>, [samples of x].
+
+        x and y are recorded by record().  With power = -1 a score is the influence of a training sample of y on the loss of a test
+        sample of x (Koh & Liang 2017, arXiv 1703.04730, equation 2, without its sign).  Gradients of y are not computed;
+        so y is the larger set."""
+        powers, total = self._powers(damping, power, split), None
+        if not isinstance(x, dict) or not x or y is not None and (not isinstance(y, dict) or y.keys() != x.keys()):
+            raise make_error(_abi.NG_ERR_ARG, "x and y: expected the same layers in both, as recorded by record()")
+        for name in x:
+            handle = self._handle(name)
+            sides = [self._samples(*side) for side in (("x", name, x[name]), *([("y", name, y[name])] if y is not None else []))]
+            size = [struct.samples for struct, _ in sides]
+            if total is None:
+                total = torch.zeros(size, dtype=torch.float64)
+            if list(total.shape) != size:
+                raise make_error(_abi.NG_ERR_SHAPE, f"layer '{name}': {size} samples, expected {list(total.shape)} as in other layers")
+            self._check(name, self._library.ng_curvature_scores(
+                handle, c.byref(powers[name]), c.byref(sides[0][0]), c.byref(sides[1][0]) if y is not None else None,
+                total.data_ptr()))
+        return total

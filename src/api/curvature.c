@@ -156,6 +156,41 @@ ng_status ng_curvature_measure(ng_curvature *c, const ng_damped_power *m, double
   return NG_OK;
 }
 
+static ng_status check_samples(const ng_curvature *c, const char *name, const ng_samples *x,
+                               ng_samples *to) {
+  ng_context *ctx = ng_curvature_context(c);
+  char why[NG_MESSAGE];
+  if (ng_struct_read(to, sizeof *to, x, sizeof *to, "ng_samples", why, sizeof why) != NG_OK)
+    return ng_fail(ctx, NG_ERR_ARG, "ng_curvature_scores: %s: %s", name, why);
+  if (to->samples < 1 || to->positions < 1 || to->left == NULL || to->right == NULL) {
+    return ng_fail(ctx, NG_ERR_ARG,
+                   "ng_curvature_scores: %s has %lld samples, %lld positions%s, expected >= 1",
+                   name, (long long)to->samples, (long long)to->positions,
+                   to->left == NULL || to->right == NULL ? " and an array that is NULL" : "");
+  }
+  const int64_t all = ng_times(to->samples, to->positions);
+  if (ng_are_finite(to->left, NG_F64, ng_times(all, ng_curvature_width(c, true))) &&
+      ng_are_finite(to->right, NG_F64, ng_times(all, ng_curvature_width(c, false))))
+    return NG_OK;
+  return ng_fail(ctx, NG_ERR_ARG, "ng_curvature_scores: an array of %s is not finite", name);
+}
+
+ng_status ng_curvature_scores(ng_curvature *c, const ng_damped_power *m, const ng_samples *x,
+                              const ng_samples *y, double *out) {
+  ng_curvature_power how;
+  ng_samples of_x, of_y;
+  ng_status st = check_call(c, "ng_curvature_scores", m, &how);
+  if (st != NG_OK) return st;
+  if (x == NULL || out == NULL) {
+    return ng_fail(ng_curvature_context(c), NG_ERR_ARG, "ng_curvature_scores: %s is NULL",
+                   x == NULL ? "x" : "out");
+  }
+  st = check_samples(c, "x", x, &of_x);
+  if (st == NG_OK && y != NULL) st = check_samples(c, "y", y, &of_y);
+  if (st == NG_OK) ng_curvature_add_scores(c, &how, &of_x, y != NULL ? &of_y : NULL, out);
+  return st;
+}
+
 void ng_curvature_destroy(ng_curvature **curvature) {
   if (curvature == NULL || *curvature == NULL) return;
   ng_curvature *c = *curvature;

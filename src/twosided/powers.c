@@ -28,6 +28,9 @@ static const ng_linalg_ops *host(const ng_curvature *c) { return c->ctx->queue->
 
 ng_context *ng_curvature_context(const ng_curvature *c) { return c->ctx; }
 int64_t ng_curvature_count(const ng_curvature *c) { return c->groups * c->rows * c->cols; }
+int64_t ng_curvature_width(const ng_curvature *c, bool left) {
+  return c->groups * (left ? c->rows : c->cols);
+}
 
 /* ---- the spectrum ----------------------------------------------------------------------------*/
 
@@ -111,6 +114,14 @@ static void rotate(const ng_curvature *c, int64_t group, bool back) {
   }
 }
 
+/* X <- M X for the group of c->spectrum. */
+static void multiply_X(const ng_curvature *c, int64_t group) {
+  rotate(c, group, false);
+  for (int64_t i = 0; i < c->rows * c->cols; i++)
+    c->X[i] *= c->spectrum[i];
+  rotate(c, group, true);
+}
+
 void ng_curvature_multiply(const ng_curvature *c, const ng_curvature_power *m, const double *x,
                            int64_t count, double *out) {
   const int64_t n = c->rows * c->cols;
@@ -119,10 +130,7 @@ void ng_curvature_multiply(const ng_curvature *c, const ng_curvature_power *m, c
     for (int64_t k = 0; k < count; k++) {
       const int64_t at = (k * c->groups + g) * n;
       memcpy(c->X, x + at, (size_t)n * sizeof *x);
-      rotate(c, g, false);
-      for (int64_t i = 0; i < n; i++)
-        c->X[i] *= c->spectrum[i];
-      rotate(c, g, true);
+      multiply_X(c, g);
       memcpy(out + at, c->X, (size_t)n * sizeof *x);
     }
   }
@@ -151,6 +159,47 @@ void ng_curvature_write_diagonal(const ng_curvature *c, const ng_curvature_power
                     0.0, c->Y, k);
     }
     memcpy(out + g * n * k, c->right.is_diagonal ? c->X : c->Y, (size_t)(n * k) * sizeof *out);
+  }
+}
+
+/* ---- scores ----------------------------------------------------------------------------------*/
+
+/* out[j] += <P, D_j> for the samples j of y; P: c->X. <P, l r'> = (l' P) r, so no D_j is computed. */
+static void add_products(const ng_curvature *c, int64_t group, const ng_samples *y, double *out) {
+  const int64_t n = c->rows, m = c->cols, all = y->samples * y->positions;
+  for (int64_t from = 0; from < all; from += n) { /* Y has n rows */
+    const int64_t rows = ng_min64(n, all - from);
+    host(c)->gemm(c->ctx->queue, NG_F64, false, false, rows, m, n, 1.0,
+                  y->left + (from * c->groups + group) * n, c->groups * n, c->X, m, 0.0, c->Y, m);
+    for (int64_t i = 0; i < rows; i++) {
+      const double *right = y->right + ((from + i) * c->groups + group) * m;
+      double sum = 0.0;
+      for (int64_t k = 0; k < m; k++)
+        sum += c->Y[i * m + k] * right[k];
+      out[(from + i) / y->positions] += sum;
+    }
+  }
+}
+
+/* With y = NULL, in the eigenbases: <D, M D> = sum_ij f(i, j) (Q_L D Q_R')_ij^2. */
+void ng_curvature_add_scores(const ng_curvature *c, const ng_curvature_power *how,
+                             const ng_samples *x, const ng_samples *y, double *out) {
+  const int64_t n = c->rows, m = c->cols;
+  for (int64_t g = 0; g < c->groups; g++) {
+    (void)fill_spectrum(c, g, how);
+    for (int64_t i = 0; i < x->samples; i++) {
+      const int64_t at = i * x->positions * c->groups + g;
+      host(c)->gemm(c->ctx->queue, NG_F64, true, false, n, m, x->positions, 1.0, x->left + at * n,
+                    c->groups * n, x->right + at * m, c->groups * m, 0.0, c->X, m);
+      if (y != NULL) {
+        multiply_X(c, g);
+        add_products(c, g, y, out + i * y->samples);
+        continue;
+      }
+      rotate(c, g, false);
+      for (int64_t k = 0; k < n * m; k++)
+        out[i] += c->spectrum[k] * c->X[k] * c->X[k];
+    }
   }
 }
 

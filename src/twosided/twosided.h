@@ -99,11 +99,16 @@ ng_status ng_curvature_make(ng_context *ctx, const ng_factors *f, ng_curvature *
 void ng_curvature_free(ng_curvature *c);
 ng_context *ng_curvature_context(const ng_curvature *c);
 int64_t ng_curvature_count(const ng_curvature *c); /* elements of one matrix x_k */
+/* Return the elements of one position of ng_samples.left, or of right. */
+int64_t ng_curvature_width(const ng_curvature *c, bool left);
 /* Return false if M does not exist: the power is negative and a damped eigenvalue is 0. */
 bool ng_curvature_is_defined(const ng_curvature *c, const ng_curvature_power *m);
 void ng_curvature_multiply(const ng_curvature *c, const ng_curvature_power *m, const double *x,
                            int64_t count, double *out);
 void ng_curvature_write_diagonal(const ng_curvature *c, const ng_curvature_power *m, double *out);
+/* out[i, j] += <D_i, M D_j> for samples i of x and j of y; y NULL: out[i] += <D_i, M D_i>. */
+void ng_curvature_add_scores(const ng_curvature *c, const ng_curvature_power *how,
+                             const ng_samples *x, const ng_samples *y, double *out);
 void ng_curvature_sum(const ng_curvature *c, const ng_curvature_power *m, double *trace,
                       double *logdet);
 
