@@ -251,6 +251,7 @@ ng_queue ng_device_host_queue(ng_queue *q) {
 }
 
 /* clang-format off */
+ON_HOST(kernels, add_sample_squares, (ng_queue *q, const ng_sample_squares *s, int64_t n, float *scratch), (&host, s, n, scratch))
 ON_HOST(kernels, multiply_rows, (ng_queue *q, const ng_rows *G, int64_t n), (&host, G, n))
 ON_HOST(kernels, combine_rows, (ng_queue *q, const ng_rows *G, int64_t n), (&host, G, n))
 ON_HOST(kernels, select_largest, (ng_queue *q, const ng_largest *v, int64_t n, int32_t *count), (&host, v, n, count))
@@ -293,6 +294,7 @@ static const ng_kernel_ops table = {
     .count_ratios = ratios,
     .add_row_grams = ng_device_add_row_grams,
     .add_conv_grams = ng_device_add_conv_grams,
+    .add_sample_squares = host_add_sample_squares,
     .sum_patches = ng_device_sum_patches,
     .sum_squares = ng_device_sum_squares,
     .sum_norm_squares = ng_device_sum_norm_squares,

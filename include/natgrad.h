@@ -580,9 +580,10 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          linear.  f32, f64, bf16, f16; any strides.  An f64 value above the largest f32 counts as
  *          not finite, because sums are in f32.
  * Memory:  allocates only if an image is larger than all earlier images.  The array is not read
- *          after the call, except the input of a norm: it needs NG_BORROW, and must not change
- *          until the output gradient is observed.  If a norm is called several times, observe its
- *          output gradients in reverse order; at most 8 inputs may wait for their output gradient.
+ *          after the call, except the input of a norm, or with method = ekfac of any layer: it
+ *          needs NG_BORROW, and must not change until the output gradient is observed.  If such a
+ *          layer is called several times, observe its output gradients in reverse order; at most
+ *          8 inputs may wait for their output gradient.
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
  *          in the same order; one rank adds the gathered array; all get the same status.
  * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients

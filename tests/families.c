@@ -396,6 +396,8 @@ static const family families[] = {
     {"kfac-adam, spatial factors", KFAC_ADAM(" spatial=factored"),
      FRACTIONS | READS_INPUT | READS_OUTPUT, .calls = ANY_PARTS, .shards = ANY_PARTS,
      .knob = "damping", .predict = predict_rotated_adam, .growth = 64},
+    {"ekfac", "method=ekfac solve_period=1" USUAL, FACTORS & ~FRACTIONS & ~HALVES, WHOLE,
+     SPLIT(predict_kronecker, JOINT)},
     {"natgrad beside a window", NATGRAD(" per_layer='linear: method=mfac damping=0.1 window=3'"),
      FRACTIONS | SHAPED | READS_INPUT | READS_OUTPUT, WHOLE, .growth = 1000},
     {"adam", "method=adam adam_lr=0.5 moment_epsilon=0.01 clip=kl kl_clip=0.01", SHAPED, WHOLE,

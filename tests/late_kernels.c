@@ -59,6 +59,11 @@ static void wrote_add_row_grams(const ng_gram *g, int64_t n) {
 }
 #define wrote_add_conv_grams wrote_add_row_grams
 #define wrote_add_spatial_grams wrote_add_row_grams
+static void wrote_add_sample_squares(const ng_sample_squares *s, int64_t n) {
+  for (const ng_sample_squares *stop = s + n; s < stop; s++) {
+    FLOATS(s->V, (s->g1 - s->g0 - 1) * s->ld + 1);
+  }
+}
 static void wrote_sum_patches(const ng_box *b, int64_t n) {
   for (const ng_box *stop = b + n; b < stop; b++) {
     DOUBLES(b->out, b->conv.channels * ng_conv_taps(&b->conv));
@@ -245,6 +250,7 @@ static void late_count_ratios(ng_queue *q, const ng_direction *e, const ng_weigh
 LIST(add_row_grams, ng_gram, float)
 LIST(add_conv_grams, ng_gram, float)
 LIST(add_spatial_grams, ng_gram, float)
+LIST(add_sample_squares, ng_sample_squares, float)
 LIST(sum_patches, ng_box, double)
 LIST_ALONE(sum_squares, ng_squares)
 LIST_ALONE(count_tokens, ng_tokens)
@@ -335,6 +341,7 @@ const ng_kernel_ops late_kernels = {
     .add_row_grams = late_add_row_grams,
     .add_conv_grams = late_add_conv_grams,
     .add_spatial_grams = late_add_spatial_grams,
+    .add_sample_squares = late_add_sample_squares,
     .sum_patches = late_sum_patches,
     .sum_squares = late_sum_squares,
     .count_tokens = late_count_tokens,

@@ -196,6 +196,8 @@ static void non_finite_values_skip_the_step(const variant *v) {
   for (int k = 0; k < 3 * 2; k++) {
     if (fault[k % 3].reads != EVERYONE && !has_promise(v, fault[k % 3].reads)) continue;
     const int32_t ranks = k < 3 ? 1 : 3;
+    /* EKFAC needs an input with its output gradient: t_ekfac.c */
+    if (k % 3 == 0 && strstr(v->f->options, "ekfac") != NULL) continue;
     test_case *s = usual_case(v, ranks);
     ng_options o = v_options(v);
     /* gradients are checked after the solve, whose damping would leak */
@@ -281,6 +283,8 @@ static void waits_are_few(const variant *v) {
   ng_options o = v_options(v);
   const bool window = strstr(v->f->options, "window") != NULL;
   const bool solves = has_promise(v, VECTORS) && strstr(v->f->name, "full norms") != NULL;
+  /* EKFAC measures second moments in every step. */
+  const int64_t folds = strcmp(o.base.method, "ekfac") == 0 ? 2 : 0;
   if (!window) fixture_set_real(&o, "stat_period", 3);
   if (!window && (ng_family_find(o.base.family)->traits & NG_TRAIT_SOLVES) != 0)
     fixture_set_real(&o, "solve_period", 3);
@@ -293,7 +297,7 @@ static void waits_are_few(const variant *v) {
     const int64_t *is = r.waits[t];
     const bool none = is[CHECK] + is[SHARE] + is[DELIVER] + is[AGREE] + is[WEIGHTS] == 0;
     const bool few = window ? is[GRADIENTS] == 1 && is[STATISTICS] <= 2
-                            : is[GRADIENTS] + is[STATISTICS] == 0 && (solves || is[SOLVE] == 0);
+                            : is[GRADIENTS] + is[STATISTICS] <= folds && (solves || is[SOLVE] == 0);
     if (none && few && is[MEASURE] == 1 && is[EMIT] == 1) continue;
     v_fail(
         v,

@@ -92,7 +92,7 @@ typedef struct rank_run {
   fixture f;
   int32_t index[CASE_LAYERS];
   plane grad[CASE_LAYERS][2], weight[CASE_LAYERS][2];
-  void *borrowed[CASE_LAYERS * CASE_USES]; /* inputs of norms, until the next micro-batch */
+  void *borrowed[CASE_LAYERS * CASE_USES]; /* inputs that are read again, until the next micro-batch */
   int32_t borrowed_count;
 } rank_run;
 
@@ -211,7 +211,8 @@ static ng_status observe_one(rank_run *run, int32_t t, int32_t c, int32_t l, int
   plane x =
       array_for_library(s, run->job->setup, l, grad, m->batch.samples, v, run->trying ? 2 : 1);
   if (bad) put(x.data, x.dtype, x.cols - 1, (double)NAN);
-  const bool borrows = s->layer[l].kind == NG_NORM && !grad;
+  const bool reads_again = strcmp(run->job->opt->base.method, "ekfac") == 0;
+  const bool borrows = !grad && (reads_again || s->layer[l].kind == NG_NORM);
   ng_status st = borrows
                      ? plane_observe_input(run->f.p, run->index[l], &x, NG_BORROW)
                      : fixture_observe(&run->f, run->index[l], grad ? NULL : &x, grad ? &x : NULL);

@@ -59,6 +59,7 @@ set(natgrad_unit_tests
     t_factor_files
     t_family
     t_family_calls
+    t_ekfac
     t_family_matrix
     t_finite
     t_finite_norm

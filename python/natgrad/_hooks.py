@@ -515,9 +515,9 @@ class Observer:
             self.batch.whole, self.batch.first = whole, first
             self.core.raise_on_error(self._begin(self.p, self._batch))
             self.open_batch = (count, scale, whole, first)
-        if layer.norm:  # borrowed until the output gradient of the norm is observed
-            status = self._input(self.p, layer.index, hook.input.describe(x), _abi.NG_BORROW)
-            x = None
+        if layer.lends_input and x is not None:  # borrowed until the output gradient is observed
+            lent, x = x, None
+            status = self._input(self.p, layer.index, hook.input.describe(lent), _abi.NG_BORROW)
             if status:
                 self.core.raise_on_error(status)
                 return

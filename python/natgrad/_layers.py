@@ -85,6 +85,7 @@ class Layer(Entry):
 
     norm = embedding = False
     needs_input_and_gradient = False  # the library reads input and output gradient together
+    lends_input = False  # the library reads the input again with the output gradient
     shard_axis = -1  # of a linear layer: 0 outputs sharded, 1 inputs sharded; -1: not sharded
     lead_parameter = "weight"  # the layer is frozen if this parameter does not require a gradient
     parameter_names = ("weight", "bias")
@@ -220,7 +221,7 @@ def norm_class_of(module):
 class Norm(Layer):
     """A batch, layer, group or instance norm with a trainable gamma or beta."""
 
-    norm = needs_input_and_gradient = True
+    norm = needs_input_and_gradient = lends_input = True
 
     def __init__(self, name, module, gamma, beta):
         super().__init__(name, module, beta)

@@ -166,7 +166,7 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         method = self._chosen.get("method")
         if self._has_window():
             return "a parameter of Embedding"
-        if "Kronecker factors" not in _core.traits(method):
+        if method == "ekfac" or "Kronecker factors" not in _core.traits(method):
             return f"method {method} does not support embeddings"
         for option, value in (("solver", "product"), ("positions", "reduce")):
             if self._chosen.get(option) == value:
@@ -221,9 +221,15 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
     def _layers_to_observe(self):
         """Return the layers to observe: all layers except excluded layers and layers that a window covers."""
         windows = {row["name"].encode() for row in _core.methods() if "a window" in row["traits"]}
-        observed = {row.index for row in self._read_report_rows("explain", _abi.ng_explain_row)
-                    if row.family != b"none" and row.method not in windows}
-        return [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
+        rows = [row for row in self._read_report_rows("explain", _abi.ng_explain_row)
+                if row.family != b"none" and row.method not in windows]
+        observed = {row.index for row in rows}
+        measured = {row.index for row in rows if row.method == b"ekfac"}  # second moments of samples
+        layers = [e for e in self.entries if isinstance(e, _layers.Layer) and e.index in observed]
+        for layer in layers:
+            if layer.index in measured:
+                layer.needs_input_and_gradient = layer.lends_input = True
+        return layers
 
     def _warn_unpreconditioned(self):
         """Warn if more than a fifth of the elements of matrices have no curvature, or a matrix that several modules use.

@@ -86,6 +86,15 @@ static ng_status check_array(ng_precond *p, const ng_layer *d, const ng_array *v
   return ng_check_memory(p->ctx, v, call, d->name);
 }
 
+/* Return whether the input of the layer is read again with its output gradient. */
+static bool reads_input_again(const ng_entry *e) {
+  bool again = e->d.kind == NG_NORM;
+  for (int32_t i = 0; e->block != NULL && i < e->block->stats; i++) {
+    again = again || (e->block->stat[i].also_observed & NG_OBSERVED_INPUT) != 0;
+  }
+  return again;
+}
+
 static ng_status observe_array(ng_precond *p, int32_t layer, const ng_array *v, ng_loan loan,
                                bool grad, const char *call) {
   ng_status st = ng_check_callable(p, call);
@@ -105,12 +114,11 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_array *v, 
     st = ng_fail(p->ctx, NG_ERR_SHAPE, "%s: layer '%s': %s", call, d->name, wrong);
   }
   if (st != NG_OK) return ng_step_observe(p, layer, NULL, grad, st);
-  if (d->kind == NG_NORM && !grad && loan != NG_BORROW) {
-    return ng_fail(
-        p->ctx, NG_ERR_ARG,
-        "%s: layer '%s': the input of a norm layer is read again with its output gradient; "
-        "expected NG_BORROW",
-        call, d->name);
+  if (!grad && loan != NG_BORROW && reads_input_again(p->entry[layer])) {
+    return ng_fail(p->ctx, NG_ERR_ARG,
+                   "%s: layer '%s': the input of %s is read again with its output gradient; "
+                   "expected NG_BORROW",
+                   call, d->name, d->kind == NG_NORM ? "a norm layer" : "an EKFAC layer");
   }
   return ng_step_observe(p, layer, &s, grad, NG_OK);
 }

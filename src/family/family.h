@@ -36,6 +36,8 @@ typedef struct ng_obs {
   int64_t in_size[2],
       out_size[2]; /* conv2d: [height, width] of the observed array, and of the output */
   int64_t batch;   /* number of the micro-batch */
+  bool
+      follows_refusal; /* an earlier array of this step was refused, perhaps the input of an output gradient */
   double loss_scale;
   double lr; /* NG_OBSERVED_FLATGRAD: learning rate of the step */
   ng_reduction reduction;
@@ -187,7 +189,8 @@ typedef struct ng_family {
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
-    ng_family_adam, ng_family_kronecker_adam, ng_family_muon, ng_family_soap;
+    ng_family_adam, ng_family_kronecker_adam, ng_family_kronecker_ekfac, ng_family_muon,
+    ng_family_soap;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
@@ -269,6 +272,22 @@ void ng_moments_request(ng_plan *plan, ng_moments *m);
 void ng_moments_enqueue(ng_block *b, ng_moments *m, const float *D, float *U, float *T, double by1,
                         double by2);
 void ng_moments_end_step(ng_moments *m, bool step_counts);
+
+/* ---- families_inputs.c -----------------------------------------------------------------------*/
+
+/* Inputs of a micro-batch that wait for their output gradients, the latest last. The caller keeps their data valid until
+ * then. If a layer runs several times, its output gradients are observed in the opposite order of its inputs. */
+enum { NG_INPUTS_MOST = 8 };
+typedef struct ng_inputs {
+  ng_obs input[NG_INPUTS_MOST];
+  int32_t count;
+  int64_t batch; /* number of the micro-batch */
+} ng_inputs;
+/* Add an input; inputs of an earlier micro-batch are dropped. */
+ng_status ng_inputs_store(ng_block *b, ng_inputs *k, const ng_obs *o);
+/* *x <- the latest input, which belongs to the output gradient o; NG_SKIPPED: the input was refused. The input stays in the list, so that the caller can
+ * observe a refused output gradient again; ng_inputs.count-- removes it. */
+ng_status ng_inputs_find(const ng_block *b, const ng_inputs *k, const ng_obs *o, const ng_obs **x);
 
 /* Let the engine compute the result of m with this damping (ng_matrix). */
 void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double damping, double floor);

@@ -266,7 +266,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
 
 ng_status ng_kron_declare_statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  ng_status st = ng_block_alloc_stats(b, 2);
+  ng_status st = ng_block_alloc_stats(b, k->ekfac != NULL ? 3 : 2);
   b->traces_per_stat = k->groups;
   for (int side = 0; side < 2 && st == NG_OK; side++) {
     ng_side *of = &k->side[side];
@@ -386,7 +386,7 @@ static void visit_part_results(const ng_kron *k, int side, int32_t i, ng_field_v
 
 /* Every rank visits the same fields in the same order, because the owner of a field broadcasts it and rank 0 writes it.
  * `data` is NULL on ranks that do not hold the field. */
-static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+void ng_kron_visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
   for (int side = 0; side < 2; side++) {
     const ng_side *s = &k->side[side];
@@ -432,7 +432,7 @@ const ng_family ng_family_kronecker = {
     .read_sums = ng_kron_read_sums,
     .emit = ng_kron_emit,
     .observation_scratch = ng_kron_observation_scratch,
-    .visit_fields = visit_fields,
+    .visit_fields = ng_kron_visit_fields,
     .visit_numbers = visit_numbers,
     .solve = ng_kron_solve,
     .read_results = ng_kron_read_results,

@@ -7,6 +7,7 @@
  *   kronecker_spatial.c  all of these for A = S (x) C (spatial = factored)
  *   kronecker_factors.c  A and G in the published order
  *   kronecker_adam.c   a second family: Adam in the eigenbases of A and G
+ *   kronecker_ekfac.c  a third family: EKFAC, second moments of samples in the eigenbases
  *
  * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal blocks, the parts
  * (factor_blocks, max_factor). A part is one symmetric matrix, or one diagonal matrix stored as a vector.
@@ -55,7 +56,7 @@ typedef struct ng_spatial {
   int64_t channels, blocks; /* channels of a group; diagonal blocks of C */
   int64_t copies;           /* matrices of each block of C: the kernel positions; with moments 1 */
   bool has_bias;
-  ng_matrix *S; /* [groups] */
+  ng_matrix *S;                         /* [groups] */
   ng_matrix *left, *right, *bias_right; /* with moments NULL */
   ng_twosided rotated, bias; /* G and e_i C for all kernel positions and groups; G and the bias */
 } ng_spatial;
@@ -75,7 +76,8 @@ typedef struct ng_kron {
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   double lambda;   /* eigen-prediv: the damping of the last solve */
   ng_direction_sums *sums;
-  struct ng_kron_adam *adam; /* kronecker_adam.c; NULL: the family of kronecker.c */
+  struct ng_kron_adam *adam;   /* kronecker_adam.c; else NULL */
+  struct ng_kron_ekfac *ekfac; /* kronecker_ekfac.c; else NULL */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
@@ -92,6 +94,7 @@ ng_status ng_kron_declare_statistics(ng_block *b);
 ng_status ng_kron_request_memory(ng_block *b, ng_plan *plan);
 int64_t ng_kron_observation_scratch(const ng_block *b, const ng_obs *o);
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
+void ng_kron_visit_fields(ng_block *b, ng_field_visit visit, void *arg);
 void ng_kron_write_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase);
 void ng_kron_read_results(ng_block *b);

@@ -18,20 +18,14 @@
 #include "family/family.h"
 #include "twosided/twosided.h"
 
-/* The largest number of inputs that may wait for their output gradients. If a layer runs several times in a micro-batch,
- * its output gradients are observed in the opposite order of its inputs, so each belongs to the latest waiting input. */
-enum { MOST_WAITING = 8 };
-
 /* Indices of ng_norm.solve_info: the rung of the last solve, 1 if R is good (else 0), the damping. */
 enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPING, NG_NORM_INFO_COUNT };
 
 typedef struct ng_norm {
   ng_norm_layer layer;
   int64_t width;
-  bool is_full, solves_units;          /* neither: diagonal */
-  ng_view waiting_input[MOST_WAITING]; /* inputs without output gradient, the latest last */
-  int32_t waiting_count;               /* number of inputs in `waiting_input` */
-  int64_t batch;                       /* number of the micro-batch of these inputs */
+  bool is_full, solves_units; /* neither: diagonal */
+  ng_inputs inputs;           /* without output gradient */
   double shift;        /* damping_leak: damping of earlier solves, added to F at the next fold */
   int32_t rung;        /* unit, diagonal: highest rung of the last measure */
   double last_damping; /* unit, diagonal: damping of the last measure */
@@ -170,39 +164,6 @@ static double block_damping(const ng_block *b) { return b->base.damping * b->bas
  * micro-batch for a mean loss, 1 for a sum. stat_scale has no effect on norm blocks. The caller keeps the data of an input
  * valid until the output gradient is observed. */
 
-/* Add an input to the waiting inputs; inputs of an earlier micro-batch are dropped. */
-static ng_status store_input(ng_block *b, const ng_obs *o) {
-  ng_norm *k = norm_of_block(b);
-  if (k->batch != o->batch) k->waiting_count = 0;
-  k->batch = o->batch;
-  if (k->waiting_count == MOST_WAITING) {
-    return ng_fail(b->ctx, NG_ERR_STATE,
-                   "layer '%s': %d inputs without an output gradient, at most %d", b->name,
-                   k->waiting_count + 1, MOST_WAITING);
-  }
-  k->waiting_input[k->waiting_count++] = o->view;
-  return NG_OK;
-}
-
-/* *x <- the latest input without an output gradient. If the output gradient is rejected, the input stays in the list,
- * so that the caller can observe the output gradient again. */
-static ng_status find_input(const ng_block *b, const ng_obs *o, ng_view *x) {
-  const ng_norm *k = norm_of_block(b);
-  *x = o->view;
-  if (!k->layer.has_gamma) return NG_OK; /* beta needs no input */
-  if (k->waiting_count == 0 || k->batch != o->batch) {
-    return ng_fail(b->ctx, NG_ERR_STATE,
-                   "layer '%s': an output gradient was observed without its input in this "
-                   "micro-batch",
-                   b->name);
-  }
-  *x = k->waiting_input[k->waiting_count - 1];
-  if (x->samples == o->view.samples && x->positions == o->view.positions) return NG_OK;
-  return ng_fail(b->ctx, NG_ERR_SHAPE,
-                 "layer '%s': its output gradient has %lld positions a sample, its input %lld",
-                 b->name, (long long)o->view.positions, (long long)x->positions);
-}
-
 /* S <- old S + alpha X. NG_SKIPPED: an input is not finite. */
 static ng_status add_units(ng_block *b, ng_norm_sum *k, void *scratch) {
   ng_queue *q = b->ctx->queue;
@@ -226,20 +187,21 @@ static void add_full(ng_block *b, ng_norm_sum *k, void *scratch) {
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_norm *k = norm_of_block(b);
   const ng_stat *s = b->stat;
-  ng_view x;
-  if (o->kind == NG_OBSERVED_INPUT) return store_input(b, o);
-  ng_status st = find_input(b, o, &x);
+  const ng_obs *input = o; /* beta needs no input */
+  ng_status st = NG_OK;
+  if (o->kind == NG_OBSERVED_INPUT) return ng_inputs_store(b, &k->inputs, o);
+  if (k->layer.has_gamma) st = ng_inputs_find(b, &k->inputs, o, &input);
   if (st != NG_OK) return st;
   const double c = o->reduction == NG_MEAN ? (double)o->samples : 1.0, by = c / o->loss_scale;
   void *scratch = (double *)ng_scratch(b) + count_x(b);
-  ng_norm_sum sum = {.layer = k->layer, .x = x, .g = o->view, .samples = s->samples};
+  ng_norm_sum sum = {.layer = k->layer, .x = input->view, .g = o->view, .samples = s->samples};
   sum.alpha = s->mix.fresh * by * by / (double)s->samples;
   if (k->is_full) {
     add_full(b, &sum, scratch);
   } else {
     st = add_units(b, &sum, scratch);
   }
-  if (st == NG_OK && k->layer.has_gamma) k->waiting_count--;
+  if (st == NG_OK && k->layer.has_gamma) k->inputs.count--;
   return st;
 }
 

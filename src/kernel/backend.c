@@ -8,7 +8,7 @@
   .count_tiles = ng_count_tiles, .find_largest = ng_shared_find_largest, .measure_gradients = p##measure_gradients,                             \
   .check_finite = ng_shared_check_finite, .read_gradients = ng_shared_read_gradients, .write_directions = p##write_directions, .store_directions = p##store_directions,          \
   .sum_norms = p##sum_norms, .update_weights = p##update_weights, .count_ratios = p##count_ratios, .add_row_grams = p##add_row_grams,          \
-  .add_conv_grams = p##add_conv_grams, .add_spatial_grams = p##add_spatial_grams, .sum_patches = p##sum_patches, .sum_squares = p##sum_squares,               \
+  .add_conv_grams = p##add_conv_grams, .add_spatial_grams = p##add_spatial_grams, .add_sample_squares = p##add_sample_squares, .sum_patches = p##sum_patches, .sum_squares = p##sum_squares,               \
   .count_tokens = ng_shared_count_tokens, .accumulate = ng_shared_accumulate,                      \
   .sum_norm_squares = p##sum_norm_squares, .add_norm_grams = p##add_norm_grams, .run_flat_passes = p##run_flat_passes,                     \
   .multiply_rows = p##multiply_rows, .combine_rows = p##combine_rows,                                  \

@@ -28,6 +28,7 @@ void ng_shared_add_changes(ng_queue *q, const ng_change *c, int64_t n);
   void p##add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);                     \
   void p##add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);                     \
   void p##add_spatial_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);                     \
+  void p##add_sample_squares(ng_queue *q, const ng_sample_squares *s, int64_t n, float *scratch);    \
   void p##sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *scratch);                      \
   void p##sum_squares(ng_queue *q, const ng_squares *s, int64_t n);                                \
   void p##sum_norm_squares(ng_queue *q, const ng_norm_sum *k, int64_t n, void *scratch);               \

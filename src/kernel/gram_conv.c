@@ -18,7 +18,7 @@
 static int64_t kernel_height(const ng_conv *c) { return (c->kernel[0] - 1) * c->dilation[0] + 1; }
 static int64_t padded_width(const ng_conv *c) { return c->width + 2 * c->padding[1]; }
 
-static int64_t count_window_floats(const ng_conv *c, int64_t channels) {
+int64_t ng_patch_window_floats(const ng_conv *c, int64_t channels) {
   return ng_round16(ng_times(ng_times(kernel_height(c), padded_width(c)), channels));
 }
 
@@ -58,10 +58,10 @@ static void copy_patch(const ng_gram *g, const float *window, int64_t y0, int64_
 
 /* Fill the rows of piece i with patches. Each piece has a window of its own: kernel_height padded image rows, of which row
  * y is in ring_slot(y). */
-static void copy_patches(void *arg, int32_t i) {
+void ng_copy_patches(void *arg, int32_t i) {
   const ng_gram_tile *t = arg;
   const ng_conv *c = &t->g->conv;
-  float *window = t->scratch + i * count_window_floats(c, t->g->c1 - t->g->c0);
+  float *window = t->scratch + i * ng_patch_window_floats(c, t->g->c1 - t->g->c0);
   int64_t from, to, last_n = -1, next = 0; /* the window contains rows < next of image last_n */
   ng_piece_bounds(t->count, t->pieces, i, &from, &to);
   for (int64_t k = from; k < to;) {
@@ -128,7 +128,7 @@ void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch) {
     ng_add_gram_by_tiles(q, g, g->samples, cols, pixels, reduce_samples, scratch);
   } else {
     const int64_t patches = g->samples * c->out_height * c->out_width;
-    ng_add_gram_by_tiles(q, g, patches, cols, cols, copy_patches, scratch);
+    ng_add_gram_by_tiles(q, g, patches, cols, cols, ng_copy_patches, scratch);
   }
 }
 
@@ -157,7 +157,7 @@ void ng_cpu_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *scra
 /* The scratch is enough for every method: the choice depends on the samples, which are unknown at ng_ready. */
 int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in, int64_t out) {
   const int64_t tile = ng_tile_floats(ng_conv_taps(conv) * in + 1);
-  const int64_t piece = ng_max64(count_window_floats(conv, in), reduce_scratch(conv, in));
+  const int64_t piece = ng_max64(ng_patch_window_floats(conv, in), reduce_scratch(conv, in));
   int64_t floats = ng_plus(tile, ng_times(q->threads, piece));
   floats = ng_max64(floats, ng_tile_floats(ng_max64(in, out) + 1));
   if (ng_conv_shift_fits(conv, 1)) { /* a group of channels may fit even if all channels do not */

@@ -184,11 +184,12 @@ typedef struct ng_kernel_ops {
                        const ng_ratios *r);
   /* Sums over observed arrays (observed.h); scratch is large enough for the largest descriptor of the list.
    * gram_rows.c, gram_conv.c: add Gram matrices of rows, or of patches of images (add_conv_grams). spatial.c: add correlations
-   * between kernel positions. box.c: sums of patches.
+   * between kernel positions. sample_squares.c: squared gradients of samples in a basis. box.c: sums of patches.
    * squares.c: sums of squares of columns. accumulate.c: counts of tokens; add vectors to sums. */
   void (*add_row_grams)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
   void (*add_conv_grams)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
   void (*add_spatial_grams)(ng_queue *q, const ng_gram *g, int64_t n, float *scratch);
+  void (*add_sample_squares)(ng_queue *q, const ng_sample_squares *s, int64_t n, float *scratch);
   void (*sum_patches)(ng_queue *q, const ng_box *b, int64_t n, double *scratch);
   void (*sum_squares)(ng_queue *q, const ng_squares *s, int64_t n);
   void (*count_tokens)(ng_queue *q, const ng_tokens *t, int64_t n);

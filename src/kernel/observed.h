@@ -86,6 +86,27 @@ int64_t ng_gram_conv_scratch(const ng_queue *q, const ng_conv *conv, int64_t in,
 /* Return how many floats of scratch add_spatial_grams needs. */
 int64_t ng_spatial_scratch(const ng_queue *q, const ng_conv *conv);
 
+/* ---- squared gradients of samples: sample_squares.c ---------------------------------------------*/
+
+/* V += alpha sum over samples n of (Q_G (sum over positions s of g_ns a_ns') Q_A')^2, element by element. Rows g_ns have columns
+ * [g0, g1) of g; rows a_ns are the rows of ng_gram of columns [a0, a1) of x, with is_conv patches. V [q, p]. */
+typedef struct ng_sample_squares {
+  ng_view x, g;
+  int64_t samples; /* number of samples used: the first ones */
+  int64_t positions;
+  int64_t a0, a1, g0, g1;
+  bool has_ones, is_conv;
+  ng_conv conv;
+  const float *QA, *QG; /* [p, p], [q, q]; row i is vector i */
+  double alpha;         /* rounded to f32 */
+  float *V;             /* element (i, j) is V[i ld + j] */
+  int64_t ld;
+} ng_sample_squares;
+
+/* Return how many floats of scratch add_sample_squares needs for at most q columns of g and p of rows a; conv: with patches,
+ * otherwise NULL. */
+int64_t ng_sample_squares_scratch(int64_t q, int64_t p, const ng_conv *conv);
+
 /* ---- sums: box.c, squares.c, accumulate.c ----------------------------------------------------*/
 
 /* out [channels][kernel offsets]: for channel c and offset (i, k), the sum over the first `samples` samples and all

@@ -45,6 +45,11 @@ void ng_add_bias_row(ng_queue *q, const ng_gram *g, float *scratch);
 /* gram_conv.c: add_conv_grams by the plain method, which stores patches. */
 void ng_gram_conv_plain(ng_queue *q, const ng_gram *g, float *scratch);
 
+/* gram_conv.c: fill the rows of piece i of a tile, an ng_gram_tile, with patches. Each piece needs ng_patch_window_floats of
+ * scratch. */
+void ng_copy_patches(void *tile, int32_t i);
+int64_t ng_patch_window_floats(const ng_conv *c, int64_t channels);
+
 /* box.c: sum_patches for finite images, on the calling thread. scratch: ng_sample_patches_scratch doubles. */
 void ng_sum_sample_patches(const ng_box *b, double *scratch);
 int64_t ng_sample_patches_scratch(const ng_conv *c);

@@ -126,6 +126,54 @@ void ng_ref_add_spatial_grams(ng_queue *q, const ng_gram *g, int64_t n, float *s
   }
 }
 
+/* ---- squared gradients of samples -----------------------------------------------------------------*/
+
+/* y [p] <- the sum over positions of <vector i of Q_G, g_ns> a_ns; row: scratch. */
+static void project_sample(const ng_sample_squares *k, int64_t n, int64_t i, int64_t p, double *row,
+                           double *y) {
+  const int64_t q = k->g1 - k->g0;
+  const ng_gram rows = {
+      .x = k->x, .c0 = k->a0, .c1 = k->a1, .has_ones = k->has_ones, .conv = k->conv};
+  memset(y, 0, (size_t)p * sizeof *y);
+  for (int64_t s = 0; s < k->positions; s++) {
+    double along = 0.0;
+    for (int64_t c = 0; c < q; c++) {
+      along += (double)k->QG[i * q + c] * ng_view_element(&k->g, n, s, k->g0 + c);
+    }
+    memset(row, 0, (size_t)p * sizeof *row);
+    add_row(&rows, k->is_conv, n, s, 1.0, row);
+    for (int64_t c = 0; c < p; c++) {
+      y[c] += along * row[c];
+    }
+  }
+}
+
+void ng_ref_add_sample_squares(ng_queue *q, const ng_sample_squares *k, int64_t n, float *scratch) {
+  (void)q;
+  for (const ng_sample_squares *end = k + n; k < end; k++) {
+    const int64_t taps = k->is_conv ? ng_conv_taps(&k->conv) : 1,
+                  p = taps * (k->a1 - k->a0) + (k->has_ones ? 1 : 0);
+    double *row = (double *)(void *)scratch, *y = row + p, *sum = y + p;
+    for (int64_t i = 0; i < k->g1 - k->g0; i++) {
+      memset(sum, 0, (size_t)p * sizeof *sum);
+      for (int64_t s = 0; s < k->samples; s++) {
+        project_sample(k, s, i, p, row, y);
+        for (int64_t j = 0; j < p; j++) {
+          double u = 0.0;
+          for (int64_t c = 0; c < p; c++) {
+            u += (double)k->QA[j * p + c] * y[c];
+          }
+          sum[j] += u * u;
+        }
+      }
+      for (int64_t j = 0; j < p; j++) {
+        float *const v = &k->V[i * k->ld + j];
+        *v = (float)((double)*v + (double)(float)k->alpha * sum[j]);
+      }
+    }
+  }
+}
+
 /* ---- sums ------------------------------------------------------------------------------------*/
 
 void ng_ref_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *scratch) {

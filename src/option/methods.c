@@ -141,6 +141,11 @@ static const ng_option_setting kfac_adam_values[] = {
     SET(solver, NG_SOLVER_EIGEN), SET(damping, 1e-4), SET(stat_decay, 0.9), SET(solve_period, 1),
     SET(second_decay, 0.95),      NO_CLIP_NO_NORMS,   NG_VALUES_END};
 
+/* EKFAC of George et al. 2018. Every rank measures second moments in the eigenbases, so every rank stores them. */
+static const ng_option_setting ekfac_values[] = {SET(solver, NG_SOLVER_EIGEN),
+                                                 SET(damping_split, NG_SPLIT_JOINT),
+                                                 SET(spatial, NG_SPATIAL_FULL), NG_VALUES_END};
+
 /* nikhilvyas/SOAP. The owner of a block computes its matrices and directions. */
 #define SOAP_VALUES                                                                                \
   SET(stat_decay, 0.95), SET(stat_start, NG_START_ZERO), SET(first_decay, 0.95),                   \
@@ -240,6 +245,9 @@ static const struct method {
      "Adam; with update = sgd and decoupled weight decay AdamW, beside other methods",
      "Kingma & Ba 2015, arXiv 1412.6980; Loshchilov & Hutter 2019, arXiv 1711.05101", adam_values,
      NULL, NULL},
+    {"ekfac", "kronecker-ekfac",
+     "EKFAC: second moments of the gradients of samples in the eigenbases of A and G",
+     "George et al. 2018, arXiv 1806.03884", ekfac_values, NULL, NULL},
     {"soap", "soap", "nikhilvyas/SOAP: Adam in the eigenbases of the gradient's Gram matrices",
      "Vyas et al. 2024, arXiv 2409.11321", soap_values, &ng_names_soap, NULL},
     {"soap-natgrad", "soap",

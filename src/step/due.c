@@ -30,6 +30,10 @@ static bool is_refresh_due(const ng_block *b, const ng_stat *s) {
   return false;
 }
 
+static bool is_out(const ng_block *b) {
+  return b->is_excluded || (b->entry != NULL && b->entry->is_frozen);
+}
+
 /* Return whether the statistics of a block are due in this step. p->steps counts only counted steps, so the first counted
  * step is always due. Until some rank has observed every kind of array of the block, every step is due, so a layer that
  * was excluded from the first due step is observed as soon as it is included. An excluded block is never due. */
@@ -41,7 +45,7 @@ static bool is_block_due(const ng_block *b) {
       period = period || is_refresh_due(b, &b->stat[i]);
     }
   }
-  if (b->is_excluded || (b->entry != NULL && b->entry->is_frozen)) return false;
+  if (is_out(b)) return false;
   for (int kind = 0; kind < NG_OBSERVED_KINDS; kind++) {
     if (!b->was_observed[kind]) return true; /* was_observed is equal on all ranks */
   }
@@ -49,7 +53,7 @@ static bool is_block_due(const ng_block *b) {
 }
 
 bool ng_statistic_due(const ng_block *b, const ng_stat *s) {
-  if (s->every_step && !b->is_excluded) return true;
+  if (s->every_step && !is_out(b)) return true;
   return is_block_due(b) && (!s->stale.enabled || is_refresh_due(b, s));
 }
 
@@ -58,7 +62,7 @@ bool ng_block_statistics_due(const ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     every = every || b->stat[i].every_step;
   }
-  return (every && !b->is_excluded) || is_block_due(b);
+  return (every && !is_out(b)) || is_block_due(b);
 }
 
 /* A block that was never solved is due, because PD needs its inverses. */

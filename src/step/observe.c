@@ -291,6 +291,7 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   o.view.data = s == NULL ? NULL : s->data;
   o.view.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
+  o.follows_refusal = step->has_refused;
   ng_status st = s == NULL ? wrong : view_array(p, e, s, grad, &o);
   if (none) s = &nothing;
   ng_block *b = e->block;

@@ -21,6 +21,7 @@ TABLE = {
     "mpd-kfac, inverse": ("KFAC", LEAK, True),
     "eva-kfac": ("KFAC", dict(method="eva-kfac", damping=0.1), True),
     "sam": ("KFAC", dict(method="sam", radius=1e3), True),
+    "ekfac": ("EKFAC", dict(damping=0.1, solve_period=1), False),
     "eva": ("Eva", dict(method="eva", damping=1e-4), True),
     "eva-f": ("Eva", dict(method="eva-f"), True),
     "eva-natgrad": ("Eva", dict(damping=0.1), False),
