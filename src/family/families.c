@@ -183,6 +183,15 @@ ng_status ng_block_read_sums(ng_block *b, const ng_direction_sums *s, int64_t co
   return NG_OK;
 }
 
+void ng_block_emit_direction(const ng_block *b, int32_t segment, int32_t g, double factor,
+                             ng_direction *e) {
+  const ng_segment *s = &b->segment[segment];
+  (void)g, (void)factor;
+  e->is_stored = true;
+  e->u = b->direction + s->offset + e->D.row * s->slot->cols + e->D.col;
+  e->u_row = s->slot->cols;
+}
+
 /* offsets = 1 means that memory and files have the same order; the family may change offsets later. */
 ng_status ng_stat_alloc_parts(ng_block *b, ng_stat *s, int32_t groups, int32_t each) {
   s->groups = groups;

@@ -129,14 +129,9 @@ typedef struct ng_family {
   ng_status (*check_options)(const ng_options *o, char *message, size_t size);
   /* Set the geometry in b->state, and b->entry->why for a layer. Objects from ng_object are freed with the block. */
   ng_status (*create_state)(ng_block *b);
-  /* Declare b->stat: shapes, `observed`, `averaged`; the engine sets the rest. */
-  ng_status (*declare_statistics)(ng_block *b);
   /* Request memory for results and scratch, in both passes of ng_plan. create_state, declare_statistics and request_memory may use this rank's
    * number only if the block is sliced (b->slice): ng_plan_ranks creates blocks once for all ranks. */
   ng_status (*request_memory)(ng_block *b, ng_plan *plan);
-  /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
-   * not finite, and no sum has changed. */
-  ng_status (*observe)(ng_block *b, const ng_obs *o);
   /* Set b->inner, b->d2 and b->pd2 from the results of `describe_sums` and `precondition`; leave no work pending. NG_SKIPPED: the
    * gradient is not finite; NG_RESCUED: the block used a fallback.
    * If b->base.radius > 0, PD = D + k H: inner and pd2 are of H, and the engine multiplies e->k of `emit` by k. */
@@ -146,6 +141,11 @@ typedef struct ng_family {
   void (*emit)(const ng_block *b, int32_t k, int32_t g, double factor, ng_direction *e);
 
   /* ---- optional, with a default ---- */
+  /* Declare b->stat: shapes, `observed`, `averaged`; the engine sets the rest. Default: none. */
+  ng_status (*declare_statistics)(ng_block *b);
+  /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
+   * not finite, and no sum has changed. A family without statistics has no entry. */
+  ng_status (*observe)(ng_block *b, const ng_obs *o);
   ng_status (*set_initial_values)(
       ng_block *b); /* set initial values in planned memory; default: nothing */
   /* Enqueue PD and the sums that `read_sums` reads; default: nothing. The engine calls the entry for all blocks and waits
@@ -249,29 +249,46 @@ typedef struct ng_direction_sums {
 /* Set b->inner, b->d2 and b->pd2. If D is not finite, set the `count` numbers of the direction to 0, because other ranks
  * may receive the direction before they learn that the step is skipped; return NG_SKIPPED. */
 ng_status ng_block_read_sums(ng_block *b, const ng_direction_sums *s, int64_t count);
+/* The entry `emit` of a family whose b->direction has PD segment after segment, row after row. */
+void ng_block_emit_direction(const ng_block *b, int32_t segment, int32_t g, double factor,
+                             ng_direction *e);
 
 /* ---- families_moments.c ----------------------------------------------------------------------*/
 
-/* Adam's moments of a block in a basis that moves. The first moment is in the coordinates of the gradient, so a move of the
- * basis rotates it exactly. The second moment is in the basis: element i belongs to the vectors i of both sides. */
+/* Vectors of all elements of a block, segment after segment, and passes over them. A family has one or both moments. */
 typedef struct ng_moments {
-  int64_t count;
-  float *first, *second;           /* of the last counted step */
-  float *next_first, *next_second; /* of this step */
-  double steps;                    /* counted steps */
-  bool are_new;                    /* the next moments are computed */
-  ng_flat_range range;
-  double out[3], *partial_sums;
+  int64_t count, chunks;
+  ng_flat_range *range; /* [ranges] of the segments */
+  int32_t ranges;
+  float *moment[2], *next[2]; /* of the last counted step, and of this step */
+  bool are_new;               /* this step computes the next moments */
+  double steps;               /* counted steps */
+  double *partial_sums;       /* [chunks, 3] */
+  double *result;             /* [NG_FLAT_OPS, 3] ng_flat_pass.out of the last pass of each kind */
 } ng_moments;
-/* Allocate memory for `count` numbers: in create_state, and on workers in request_memory. */
-ng_status ng_moments_create(ng_block *b, ng_moments *m, int64_t count);
-void ng_moments_request(ng_plan *plan, ng_moments *m);
-/* Enqueue, with U = the rotated gradient, T = the rotated first moment, b1, b2 and eps of the block's options:
- *     next first <- b1 first + (1 - b1) D;   next second <- b2 second + (1 - b2) U^2
- *     U <- by1 (b1 T + (1 - b1) U) / (sqrt(by2 next second) + eps);   T is overwritten. */
-void ng_moments_enqueue(ng_block *b, ng_moments *m, const float *D, float *U, float *T, double by1,
-                        double by2);
+/* Allocate objects in create_state. Request memory on ranks that compute PD: uses of the old and the next moments. */
+ng_status ng_moments_create(ng_block *b, ng_moments *m);
+void ng_moments_request(ng_plan *plan, ng_moments *m, int32_t moments, ng_use old, ng_use next);
+/* Enqueue, with b1, b2 and eps of the block's options:
+ *     read_gradient  D <- the bound gradients
+ *     mix            to <- beta v + (1 - beta) x
+ *     add            next[0] <- beta moment[0] + (1 - beta) D
+ *     adam           to <- b1 v + (1 - b1) x;   next[1] <- b2 moment[1] + (1 - b2) x^2;
+ *                    x <- by1 to / (sqrt(by2 next[1]) + eps)
+ *     measure        the sums of b->direction for ng_moments_read_sums, which read_sums calls */
+void ng_moments_read_gradient(ng_block *b, const ng_moments *m, float *D);
+void ng_moments_mix(ng_block *b, const ng_moments *m, float *to, const float *v, const float *x,
+                    double beta);
+void ng_moments_add(ng_block *b, ng_moments *m, const float *D, double beta);
+void ng_moments_adam(ng_block *b, ng_moments *m, float *to, const float *v, float *x, double by1,
+                     double by2);
+void ng_moments_measure(ng_block *b, const ng_moments *m);
+ng_status ng_moments_read_sums(ng_block *b, const ng_moments *m);
 void ng_moments_end_step(ng_moments *m, bool step_counts);
+void ng_moments_swap(ng_moments *m); /* exchange the old and the next moments */
+/* Visit both moments of each segment, which this owner or each rank has. */
+void ng_moments_visit(ng_block *b, const ng_moments *m, int32_t owner, bool is_everywhere,
+                      ng_field_visit visit, void *arg);
 
 /* ---- families_inputs.c -----------------------------------------------------------------------*/
 

@@ -76,7 +76,7 @@ static ng_status create_state(ng_block *b) {
     }
   }
   if (k->spatial != NULL) add_basis(a, k->spatial->S, &k->side[NG_SIDE_A], 1);
-  return ng_moments_create(b, &a->moments, k->outputs * k->p);
+  return ng_moments_create(b, &a->moments);
 }
 
 /* Scratch of a rotation, in floats. */
@@ -94,7 +94,7 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
   for (int32_t i = 0; i < a->count && b->is_worker; i++) {
     a->basis[i].Q = ng_plan_take(plan, NG_USE_FACTORS, ng_matrix_count(a->basis[i].matrix) * real);
   }
-  if (b->is_worker) ng_moments_request(plan, &a->moments);
+  if (b->is_worker) ng_moments_request(plan, &a->moments, 2, NG_USE_FACTORS, NG_USE_MOMENTS);
   ng_plan_scratch(plan, ng_times(3 * n + ng_round16(6 * k->outputs) + rotation_scratch(k), real));
   return st;
 }
@@ -212,9 +212,10 @@ static void precondition(ng_block *b) {
     ng_kron_read_rows(b, 0, k->outputs, D);
   }
   rotate(b, false, D, U, scratch);
-  rotate(b, false, m->first, T, scratch);
-  ng_moments_enqueue(b, m, D, U, T, 1.0 / (1.0 - pow(b->base.first_decay, t)),
-                     1.0 / (1.0 - pow(b->base.second_decay, t)));
+  rotate(b, false, m->moment[0], T, scratch);
+  ng_moments_add(b, m, D, b->base.first_decay);
+  ng_moments_adam(b, m, T, T, U, 1.0 / (1.0 - pow(b->base.first_decay, t)),
+                  1.0 / (1.0 - pow(b->base.second_decay, t)));
   rotate(b, true, U, b->direction, scratch);
   ng_linalg(q)->sum_row_products(q, k->outputs, k->p, b->direction, k->p, D, k->p, sums);
   ng_linalg(q)->add_rows_of_sums(q, k->outputs, sums, k->sums->total);
@@ -249,13 +250,14 @@ static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
                                 ng_kron_info_count(k, s), s->solve_info, s->stat->owner);
     visit(arg, &f);
   }
-  ng_field f = ng_field_plain("first_moment", NG_F32, rows, cols, x->moments.first, a->stat->owner);
+  ng_field f =
+      ng_field_plain("first_moment", NG_F32, rows, cols, x->moments.moment[0], a->stat->owner);
   if (a->group_parts == 1 && k->spatial == NULL) {
     f.col_offsets = k->offsets;
     f.col_channels = a->part->hi - a->part->lo;
   }
   visit(arg, &f);
-  f = ng_field_plain("second_moment", NG_F32, rows, cols, x->moments.second, a->stat->owner);
+  f = ng_field_plain("second_moment", NG_F32, rows, cols, x->moments.moment[1], a->stat->owner);
   f.is_nonnegative = true;
   visit(arg, &f);
 }

@@ -12,17 +12,12 @@
 
 #include <math.h>
 
-enum { READ, MOMENTUM, LOOK_AHEAD, MEASURE, PASSES };
 enum { STEPS_MOST = 100 };
 
 typedef struct ng_muon {
-  ng_flat_range range;
+  ng_moments moments; /* the first moment is B */
   ng_newton_schulz iteration;
   double coefficients[STEPS_MOST][3];
-  bool is_measured;
-  float *momentum, *next; /* B before and after this step */
-  double *partial_sums;   /* [chunks, 3] */
-  double *results;        /* [PASSES, 3]: ng_flat_pass.out */
 } ng_muon;
 
 static ng_muon *muon_of_block(const ng_block *b) { return b->state; }
@@ -86,10 +81,6 @@ static ng_status create_state(ng_block *b) {
   const ng_slot *s = b->segment->slot;
   ng_muon *k = b->state = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
-  k->results = ng_object(b->p, (size_t)3 * PASSES * sizeof *k->results);
-  if (k->results == NULL) return NG_ERR_NOMEM;
-  k->range = (ng_flat_range){
-      .n = b->segment->count, .grad = &s->grad, .weight = &s->weight, .cols = s->cols};
   k->iteration = (ng_newton_schulz){.rows = s->rows,
                                     .cols = s->cols,
                                     .coefficients = (const double(*)[3])k->coefficients,
@@ -98,112 +89,55 @@ static ng_status create_state(ng_block *b) {
   const double small = (double)ng_min64(s->rows, s->cols),
                large = (double)ng_max64(s->rows, s->cols);
   b->direction_cost = (double)b->base.muon_steps * small * small * (1.5 * large + 0.5 * small);
-  if (ng_count_range_chunks(k->range.n) > INT32_MAX || large > INT32_MAX) {
+  if (large > INT32_MAX) {
     return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': its weight is too large for Newton-Schulz",
                    b->name);
   }
   (void)snprintf(b->entry->why, sizeof b->entry->why, "momentum %lldx%lld, Newton-Schulz",
                  (long long)s->rows, (long long)s->cols);
-  return NG_OK;
-}
-
-static ng_status declare_statistics(ng_block *b) {
-  (void)b;
-  return NG_OK;
+  return ng_moments_create(b, &k->moments);
 }
 
 static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_muon *k = muon_of_block(b);
   const int64_t floats = ng_newton_schulz_scratch(&k->iteration);
-  const int64_t bytes = ng_times(k->range.n, (int64_t)sizeof(float));
-  ng_plan_direction(plan, b, NG_BY_FAMILY, k->range.n);
+  ng_plan_direction(plan, b, NG_BY_FAMILY, k->moments.count);
   if (!b->is_worker) return NG_OK;
-  k->momentum = ng_plan_take(plan, NG_USE_FACTORS, bytes);
-  k->next = ng_plan_take(plan, NG_USE_SUMS, bytes);
-  k->partial_sums = ng_plan_take(
-      plan, NG_USE_SUMS, 3 * ng_count_range_chunks(k->range.n) * (int64_t)sizeof *k->partial_sums);
+  ng_moments_request(plan, &k->moments, 1, NG_USE_FACTORS, NG_USE_SUMS);
   ng_plan_scratch(plan, ng_times(floats, (int64_t)sizeof(float)));
   return NG_OK;
 }
 
-static ng_status observe(ng_block *b, const ng_obs *o) {
-  (void)b;
-  (void)o;
-  return NG_OK;
-}
-
 /* ---- the direction ---------------------------------------------------------------------------*/
-
-static void enqueue_pass(ng_block *b, int pass, ng_flat_pass p) {
-  ng_muon *k = muon_of_block(b);
-  p.range = &k->range;
-  p.ranges = 1;
-  p.partial_sums = k->partial_sums;
-  p.out = k->results + 3 * (int64_t)pass;
-  ng_kernels(b->ctx->queue)->run_flat_passes(b->ctx->queue, &p, 1);
-}
 
 static void precondition(ng_block *b) {
   ng_muon *k = muon_of_block(b);
   ng_queue *q = b->ctx->queue;
   float *U = b->direction;
   const double mu = b->base.muon_momentum;
-  enqueue_pass(b, READ,
-               (ng_flat_pass){.op = NG_FLAT_READ, .to = U, .limit = ng_dtype_largest(NG_F32)});
-  enqueue_pass(
-      b, MOMENTUM,
-      (ng_flat_pass){
-          .op = NG_FLAT_MIX, .to = k->next, .v = k->momentum, .x = U, .old = mu, .take = 1.0 - mu});
-  enqueue_pass(b, LOOK_AHEAD,
-               (ng_flat_pass){.op = NG_FLAT_MIX,
-                              .to = U,
-                              .v = k->next,
-                              .x = U,
-                              .old = b->base.muon_nesterov ? mu : 1.0,
-                              .take = b->base.muon_nesterov ? 1.0 - mu : 0.0});
+  ng_moments_read_gradient(b, &k->moments, U);
+  ng_moments_add(b, &k->moments, U, mu);
+  ng_moments_mix(b, &k->moments, U, k->moments.next[0], U, b->base.muon_nesterov ? mu : 1.0);
   set_coefficients(k, &b->base);
   k->iteration.X = U;
   k->iteration.epsilon = b->base.muon_epsilon;
   k->iteration.scale = scale_of(b);
   ng_linalg(q)->newton_schulz(q, &k->iteration, 1, ng_scratch(b));
-  enqueue_pass(b, MEASURE, (ng_flat_pass){.op = NG_FLAT_MEASURE, .to = U});
+  ng_moments_measure(b, &k->moments);
 }
 
-/* If D is not finite, PD becomes 0, because other ranks may receive PD before they learn that the step is skipped. */
 static ng_status read_sums(ng_block *b) {
-  ng_muon *k = muon_of_block(b);
-  const double *r = ng_read_numbers(b->ctx->queue, k->results);
-  ng_direction_sums sums = {.finite =
-                                r[3 * READ] == 0.0}; /* the number of lines that are not finite */
-  memcpy(sums.total, r + 3 * MEASURE, sizeof sums.total);
-  const ng_status st = ng_block_read_sums(b, &sums, k->range.n);
-  k->is_measured = st == NG_OK;
-  return st;
-}
-
-static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
-  const int64_t cols = b->segment[segment].slot->cols;
-  (void)g;
-  (void)factor;
-  e->is_stored = true;
-  e->u = b->direction + e->D.row * cols + e->D.col;
-  e->u_row = cols;
+  return ng_moments_read_sums(b, &muon_of_block(b)->moments);
 }
 
 static void end_step(ng_block *b, bool step_counts) {
-  ng_muon *k = muon_of_block(b);
-  if (step_counts && k->is_measured) {
-    float *const old = k->momentum;
-    k->momentum = k->next;
-    k->next = old;
-  }
-  k->is_measured = false;
+  ng_moments_end_step(&muon_of_block(b)->moments, step_counts);
 }
 
 static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_muon *k = muon_of_block(b);
   ng_field f = ng_field_plain("momentum_matrix", NG_F32, k->iteration.rows, k->iteration.cols,
-                              k->momentum, b->owner);
+                              k->moments.moment[0], b->owner);
   visit(arg, &f);
 }
 
@@ -215,12 +149,10 @@ const ng_family ng_family_muon = {
     .accepts_entry = accepts_entry,
     .check_options = check_options,
     .create_state = create_state,
-    .declare_statistics = declare_statistics,
     .request_memory = request_memory,
-    .observe = observe,
     .precondition = precondition,
     .read_sums = read_sums,
-    .emit = emit,
+    .emit = ng_block_emit_direction,
     .end_step = end_step,
     .visit_fields = visit_fields,
 };

@@ -338,11 +338,6 @@ static ng_status read_sums(ng_block *b) {
   return k->rung > 0 ? NG_RESCUED : NG_OK;
 }
 
-static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
-  (void)g, (void)factor;
-  ng_describe_stored(e, b->direction + b->segment[segment].offset, 0, 1, NULL);
-}
-
 static void write_report(const ng_block *b, ng_layer_report *r) {
   const ng_norm *k = norm_of_block(b);
   if (!b->is_worker) return;
@@ -362,7 +357,7 @@ const ng_family ng_family_norm = {
     .observe = observe,
     .precondition = precondition,
     .read_sums = read_sums,
-    .emit = emit,
+    .emit = ng_block_emit_direction,
     .visit_fields = visit_fields,
     .visit_numbers = visit_numbers,
     .solve = solve,

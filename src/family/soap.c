@@ -21,23 +21,16 @@
 
 enum { SOLVE_RUNG, SOLVE_WAS_GOOD, SOLVE_INFO };
 
-typedef struct ng_soap_parameter {
-  float *moment[2], *next[2]; /* M and V before and after this step */
-  ng_flat_range range;
-  double *partial_sums; /* scratch of the pass over the moments */
-  double pass[3], sums[3];
-} ng_soap_parameter;
-
 typedef struct ng_soap {
   ng_axes_parameter parameter[NG_AXES_PARAMETERS]; /* axes.basis: the bases of this step */
-  ng_soap_parameter of[NG_AXES_PARAMETERS];
+  ng_moments moments;                              /* M and V; its steps are t */
   int32_t matrices;
   ng_matrix matrix[NG_AXES_MATRICES]; /* L_k; R: the basis of the next step */
   float *basis[NG_AXES_MATRICES];     /* of this step */
   int32_t *order[NG_AXES_MATRICES];   /* results: index in `basis` of every vector of R */
-  float *info, *direction;
-  double steps; /* t */
+  float *info;
   bool is_solved;
+  double sums[NG_AXES_PARAMETERS][3]; /* of each parameter */
   ng_direction_sums total;
 } ng_soap;
 
@@ -73,7 +66,6 @@ static ng_status create_state(ng_block *b) {
   }
   for (int32_t i = 0; i < b->segments; i++) {
     const ng_axes *a = &k->parameter[i].axes;
-    k->of[i].range.n = b->segment[i].count;
     for (int32_t axis = 0; axis < a->count; axis++) {
       const int32_t at = k->parameter[i].part[axis];
       if (at < 0) continue;
@@ -90,7 +82,7 @@ static ng_status create_state(ng_block *b) {
   }
   b->skips_update = true;
   ng_axes_describe(b, k->parameter);
-  return NG_OK;
+  return ng_moments_create(b, &k->moments);
 }
 
 static ng_status declare_statistics(ng_block *b) {
@@ -120,22 +112,18 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
     k->order[i] = ng_plan_result(plan, owner, m->n * (int64_t)sizeof *k->order[i]);
     k->basis[i] = ng_plan_take(plan, NG_USE_MOMENTS, ng_matrix_count(m) * real);
   }
-  for (int32_t i = 0; i < b->segments && b->is_worker; i++) {
-    ng_soap_parameter *x = &k->of[i];
-    const int64_t n = b->segment[i].count;
-    for (int j = 0; j < 2; j++) {
-      x->moment[j] = ng_plan_take(plan, NG_USE_MOMENTS, n * real);
-      x->next[j] = ng_plan_take(plan, NG_USE_MOMENTS, n * real);
-    }
-    x->partial_sums =
-        ng_plan_take(plan, NG_USE_MOMENTS, 3 * ng_count_range_chunks(n) * (int64_t)sizeof(double));
+  for (int32_t i = 0; i < b->segments; i++) {
     for (int32_t axis = 0; axis < k->parameter[i].axes.count; axis++) {
       const int32_t part = k->parameter[i].part[axis];
       k->parameter[i].axes.basis[axis] = part < 0 ? NULL : k->basis[part];
     }
   }
-  if (b->solves) ng_plan_direction(plan, b, NG_BY_FAMILY, all);
-  k->direction = b->solves ? b->direction : ng_plan_take(plan, NG_USE_MOMENTS, all * real);
+  if (b->is_worker) ng_moments_request(plan, &k->moments, 2, NG_USE_MOMENTS, NG_USE_MOMENTS);
+  if (b->solves) {
+    ng_plan_direction(plan, b, NG_BY_FAMILY, all);
+  } else {
+    b->direction = ng_plan_take(plan, NG_USE_MOMENTS, all * real);
+  }
   ng_plan_scratch(plan, ng_times(scratch_floats(b), real));
   return NG_OK;
 }
@@ -158,7 +146,7 @@ static ng_status observe(ng_block *b, const ng_obs *o) {
   return NG_OK;
 }
 
-static int64_t count_steps(const ng_block *b) { return (int64_t)soap_of_block(b)->steps; }
+static int64_t count_steps(const ng_block *b) { return (int64_t)soap_of_block(b)->moments.steps; }
 
 /* ---- solve -----------------------------------------------------------------------------------*/
 
@@ -183,13 +171,13 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     ng_matrix *m = &k->matrix[i];
     int32_t rung = 0;
     m->F = b->stat->part[i].average;
-    if (phase == NG_SOLVE_LIST && k->steps == 0.0) {
+    if (phase == NG_SOLVE_LIST && k->moments.steps == 0.0) {
       ng_block_list_matrix(b, m, 0.0, NO_DAMPING, 0.0);
     } else if (phase == NG_SOLVE_LIST) {
       ng_linalg(q)->copy_rows(q, m->n, m->n, k->basis[i], m->n, m->R, m->n);
     }
     if (phase != NG_SOLVE_CLIMB) continue;
-    if (k->steps == 0.0) {
+    if (k->moments.steps == 0.0) {
       rung = ng_matrix_retry(q, m, ng_scratch(b));
       for (int32_t j = 0; j < m->n; j++) {
         k->order[i][j] = j;
@@ -206,48 +194,35 @@ static void read_results(ng_block *b) { (void)b; } /* end_step reads them */
 
 /* ---- the direction ---------------------------------------------------------------------------*/
 
-/* x <- M / (sqrt(V) + epsilon), scaled; x: U. */
-static void enqueue_moments(const ng_block *b, ng_soap_parameter *x, float *U) {
-  const double beta1 = b->base.first_decay, beta2 = b->base.second_decay,
-               t = soap_of_block(b)->steps;
-  const double scale =
-      b->base.bias_correction ? sqrt(1.0 - pow(beta2, t)) / (1.0 - pow(beta1, t)) : 1.0;
-  const ng_flat_pass p = {.op = NG_FLAT_ADAM,
-                          .range = &x->range,
-                          .ranges = 1,
-                          .to = x->next[0],
-                          .x = U,
-                          .next_s = x->next[1],
-                          .v = x->moment[0],
-                          .s = x->moment[1],
-                          .old = beta1,
-                          .take = 1.0 - beta1,
-                          .forget = beta2,
-                          .m = scale,
-                          .m2 = 1.0,
-                          .eps = b->base.moment_epsilon,
-                          .partial_sums = x->partial_sums,
-                          .out = x->pass};
-  ng_kernels(b->ctx->queue)->run_flat_passes(b->ctx->queue, &p, 1);
+/* Enqueue to <- the coordinates of `from` in the bases of this step, or back. */
+static void rotate(const ng_block *b, bool back, const float *from, float *to, float *scratch) {
+  for (int32_t i = 0; i < b->segments; i++) {
+    const int64_t at = b->segment[i].offset;
+    ng_axes_rotate(b->ctx->queue, &soap_of_block(b)->parameter[i].axes, back, from + at, to + at,
+                   scratch);
+  }
 }
 
 static void precondition(ng_block *b) {
   ng_soap *k = soap_of_block(b);
   ng_queue *q = b->ctx->queue;
   const int64_t all = ng_axes_elements_of_block(b);
+  const double t = k->moments.steps, beta1 = b->base.first_decay, beta2 = b->base.second_decay;
   float *D = ng_scratch(b), *U = D + ng_round16(all), *scratch = U + ng_round16(all);
   k->total = (ng_direction_sums){.finite = 1};
   ng_axes_read_gradients(b, D, &k->total.finite);
-  if (k->steps == 0.0) ng_linalg(q)->scale(q, all, k->direction, NG_F32, 0.0);
+  if (t == 0.0) {
+    ng_linalg(q)->scale(q, all, b->direction, NG_F32, 0.0);
+  } else {
+    rotate(b, false, D, U, scratch);
+    ng_moments_adam(
+        b, &k->moments, k->moments.next[0], k->moments.moment[0], U,
+        b->base.bias_correction ? sqrt(1.0 - pow(beta2, t)) / (1.0 - pow(beta1, t)) : 1.0, 1.0);
+    rotate(b, true, U, b->direction, scratch);
+  }
   for (int32_t i = 0; i < b->segments; i++) {
-    const ng_axes *a = &k->parameter[i].axes;
     const int64_t at = b->segment[i].offset, n = b->segment[i].count;
-    if (k->steps > 0.0) {
-      ng_axes_rotate(q, a, false, D + at, U, scratch);
-      enqueue_moments(b, &k->of[i], U);
-      ng_axes_rotate(q, a, true, U, k->direction + at, scratch);
-    }
-    ng_linalg(q)->sum_row_products(q, 1, n, k->direction + at, n, D + at, n, k->of[i].sums);
+    ng_linalg(q)->sum_row_products(q, 1, n, b->direction + at, n, D + at, n, k->sums[i]);
   }
 }
 
@@ -256,45 +231,33 @@ static ng_status read_sums(ng_block *b) {
   ng_soap *k = soap_of_block(b);
   ng_queue *q = b->ctx->queue;
   for (int32_t i = 0; i < b->segments; i++) {
-    const double *sums = ng_read_numbers(q, k->of[i].sums);
+    const double *sums = ng_read_numbers(q, k->sums[i]);
     const int64_t n = b->segment[i].count;
     const double by = b->base.normalize ? 1.0 / (1e-30 + sqrt(sums[2] / (double)n)) : 1.0;
     if (by != 1.0 && sums[2] > 0.0)
-      ng_linalg(q)->scale(q, n, k->direction + b->segment[i].offset, NG_F32, by);
+      ng_linalg(q)->scale(q, n, b->direction + b->segment[i].offset, NG_F32, by);
     k->total.total[0] += by * sums[0];
     k->total.total[1] += sums[1];
     k->total.total[2] += by * by * sums[2];
   }
   ng_queue_wait(q);
   const ng_status st = ng_block_read_sums(b, &k->total, 0);
-  if (st != NG_OK) ng_linalg(q)->scale(q, ng_axes_elements_of_block(b), k->direction, NG_F32, 0.0);
+  if (st != NG_OK) ng_linalg(q)->scale(q, ng_axes_elements_of_block(b), b->direction, NG_F32, 0.0);
   ng_queue_wait(q);
   return st;
 }
 
-static void emit(const ng_block *b, int32_t segment, int32_t g, double factor, ng_direction *e) {
-  const ng_segment *s = &b->segment[segment];
-  (void)g;
-  (void)factor;
-  ng_describe_stored(e, soap_of_block(b)->direction + s->offset, s->slot->cols, 1, NULL);
-}
-
 /* ---- the end of a step -----------------------------------------------------------------------*/
 
-static void swap(float **x, float **y) {
-  float *const old = *x;
-  *x = *y;
-  *y = old;
-}
-
-/* Enqueue: M and V in the bases of the next step. */
+/* Enqueue: M and V of parameter i in the bases of the next step. */
 static void move_moments(ng_block *b, int32_t i) {
   ng_soap *k = soap_of_block(b);
   ng_queue *q = b->ctx->queue;
-  ng_soap_parameter *x = &k->of[i];
+  const ng_moments *m = &k->moments;
   const ng_axes *from = &k->parameter[i].axes;
   ng_axes to = *from;
-  float *scratch = ng_scratch(b);
+  const int64_t at = b->segment[i].offset;
+  float *M = ng_scratch(b), *scratch = M + ng_round16(b->segment[i].count);
   const int32_t *order[NG_AXES_MOST] = {NULL};
   for (int32_t axis = 0; axis < from->count; axis++) {
     const int32_t part = k->parameter[i].part[axis];
@@ -302,33 +265,29 @@ static void move_moments(ng_block *b, int32_t i) {
     to.basis[axis] = k->matrix[part].R;
     order[axis] = k->order[part];
   }
-  ng_axes_rotate(q, from, true, x->moment[0], x->next[0], scratch);
-  ng_axes_rotate(q, &to, false, x->next[0], x->moment[0], scratch);
+  ng_axes_rotate(q, from, true, m->moment[0] + at, M, scratch);
+  ng_axes_rotate(q, &to, false, M, m->next[0] + at, scratch);
   if (b->base.basis_moments == NG_BASIS_PERMUTE) {
-    ng_axes_permute(q, from, order, x->moment[1], x->next[1], scratch);
+    ng_axes_permute(q, from, order, m->moment[1] + at, m->next[1] + at, scratch);
   } else {
-    ng_axes_rotate_squares(q, from, &to, x->moment[1], x->next[1], scratch);
+    ng_axes_rotate_squares(q, from, &to, m->moment[1] + at, m->next[1] + at, scratch);
   }
-  swap(&x->moment[1], &x->next[1]);
 }
 
 /* The engine waits after end_step of all blocks. */
 static void end_step(ng_block *b, bool step_counts) {
   ng_soap *k = soap_of_block(b);
   ng_queue *q = b->ctx->queue;
-  const bool is_solved = k->is_solved, moves = step_counts && k->steps > 0.0;
+  const bool is_solved = k->is_solved;
   k->is_solved = false;
+  ng_moments_end_step(&k->moments, step_counts);
   if (!step_counts) return;
-  k->steps += 1.0;
   b->skips_update = false;
-  for (int32_t i = 0; i < b->segments && moves && b->is_worker; i++) {
-    swap(&k->of[i].moment[0], &k->of[i].next[0]);
-    swap(&k->of[i].moment[1], &k->of[i].next[1]);
-  }
   if (!is_solved || k->info[SOLVE_RUNG] >= (float)NG_RUNG_LAST) return;
   for (int32_t i = 0; i < b->segments; i++) {
     move_moments(b, i);
   }
+  ng_moments_swap(&k->moments);
   for (int32_t i = 0; i < k->matrices; i++) {
     const ng_matrix *m = &k->matrix[i];
     ng_linalg(q)->copy_rows(q, m->n, m->n, m->R, m->n, k->basis[i], m->n);
@@ -338,7 +297,6 @@ static void end_step(ng_block *b, bool step_counts) {
 /* ---- state, report ---------------------------------------------------------------------------*/
 
 static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
-  static const char *const name[] = {"first_moment", "second_moment"};
   const ng_soap *k = soap_of_block(b);
   const int32_t owner = k->matrices > 0 ? b->stat->owner : b->owner;
   for (int32_t i = 0; i < k->matrices; i++) {
@@ -346,23 +304,14 @@ static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
     ng_field f = ng_part_field(b->stat, i, "_basis", NG_F32, n, n, k->basis[i]);
     visit(arg, &f);
   }
-  for (int32_t i = 0; i < b->segments; i++) {
-    const ng_segment *s = &b->segment[i];
-    for (int j = 0; j < 2; j++) {
-      ng_field f =
-          ng_field_plain(name[j], NG_F32, s->slot->rows, s->slot->cols, k->of[i].moment[j], owner);
-      ng_axes_name_field(s, &f);
-      f.is_nonnegative = j == 1;
-      visit(arg, &f);
-    }
-  }
+  ng_moments_visit(b, &k->moments, owner, false, visit, arg);
   if (!b->solves) return;
   ng_field f = ng_field_plain("L_solve", NG_F32, 1, SOLVE_INFO, k->info, owner);
   visit(arg, &f);
 }
 
 static void visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
-  double *steps = &soap_of_block(b)->steps;
+  double *steps = &soap_of_block(b)->moments.steps;
   ng_number n = {.name = "steps", .value = steps};
   visit(arg, &n);
   if (!(*steps >= 0.0 && *steps < 9e15)) *steps = 0.0; /* a file may contain any number */
@@ -390,7 +339,7 @@ const ng_family ng_family_soap = {
     .read_results = read_results,
     .precondition = precondition,
     .read_sums = read_sums,
-    .emit = emit,
+    .emit = ng_block_emit_direction,
     .end_step = end_step,
     .visit_fields = visit_fields,
     .visit_numbers = visit_numbers,

@@ -201,7 +201,7 @@ struct ng_block {
   bool is_worker;          /* this rank stores the results of the solve and can compute PD */
   void *state;             /* memory of the family */
   int64_t curvature_bytes; /* averages, sums and results on this rank */
-  float *direction;        /* PD, unless `filled_by` is NG_BY_NONE */
+  float *direction;        /* PD; with NG_BY_NONE memory of the family, or NULL */
   ng_filled_by filled_by;  /* which code requests and fills `direction` */
   /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of whole_direction, in the family's order, and the
    * engine gathers the slices of all ranks; inner, d2, pd2 are this rank's part of sums over ranks.  NULL: not

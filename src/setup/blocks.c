@@ -197,7 +197,7 @@ static ng_status set_up_block(ng_block *b, const char *line) {
   }
   b->solves = b->family->solve != NULL;
   st = b->family->create_state(b);
-  if (st == NG_OK) st = b->family->declare_statistics(b);
+  if (st == NG_OK && b->family->declare_statistics != NULL) st = b->family->declare_statistics(b);
   if (st == NG_OK) set_statistic_rules(b);
   return st;
 }
