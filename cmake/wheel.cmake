@@ -4,16 +4,17 @@
 # scipy-openblas32, a package of the Python index, is OpenBLAS with `scipy_` before every symbol.
 
 find_package(Python REQUIRED COMPONENTS Interpreter)
-execute_process(COMMAND ${Python_EXECUTABLE} -c
-                        "import scipy_openblas32 as b; print(b.get_lib_dir() + '/' + b.get_library(fullname=True))"
-                OUTPUT_VARIABLE NATGRAD_WHEEL_BLAS OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
-if(failed OR NOT EXISTS "${NATGRAD_WHEEL_BLAS}")
-  message(FATAL_ERROR "NATGRAD_WHEEL needs scipy-openblas32 of ${Python_EXECUTABLE}: pip install scipy-openblas32")
-endif()
-execute_process(COMMAND ${Python_EXECUTABLE} -c
-                        "import importlib.metadata as m; d = m.distribution('scipy-openblas32')
-print(next(str(d.locate_file(f)) for f in d.files if f.name == 'LICENSE.txt'))"
-                OUTPUT_VARIABLE NATGRAD_WHEEL_BLAS_LICENCE OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+# The package is not imported, because it may be that of another processor (scripts/wheel.sh).
+foreach(file BLAS=libscipy_openblas*.so BLAS_LICENCE=LICENSE.txt)
+  string(REGEX MATCH "(.*)=(.*)" match ${file})
+  execute_process(COMMAND ${Python_EXECUTABLE} -c
+                          "import fnmatch, importlib.metadata as m; d = m.distribution('scipy-openblas32')
+print(next(str(d.locate_file(f)) for f in d.files if fnmatch.fnmatch(f.name, '${CMAKE_MATCH_2}')))"
+                  OUTPUT_VARIABLE NATGRAD_WHEEL_${CMAKE_MATCH_1} OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "NATGRAD_WHEEL needs scipy-openblas32 of ${Python_EXECUTABLE}: pip install scipy-openblas32")
+  endif()
+endforeach()
 set(NATGRAD_HAVE_BLAS ON)
 add_compile_definitions(NG_HAVE_BLAS NG_BLAS_PREFIX=scipy_)
 
