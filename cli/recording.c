@@ -153,6 +153,8 @@ static void read_case_json(reader *in, const char *text) {
   r->steps = (int)cli_read_whole(f, r->root, "steps", 1, 100000, -1);
   r->micro_batches = (int)cli_read_whole(f, r->root, "micro_batches", 1, 1000, 1);
   r->ranks = (int)cli_read_whole(f, r->root, "ranks", 1, 64, 1);
+  r->has_two_passes = cli_read_whole(f, r->root, "passes", 1, 2, 1) == 2;
+  r->is_sum = strcmp(read_optional_text(f, r->root, "reduction"), "sum") == 0;
   r->has_parameters = ngio_get(r->root, "parameters") != NULL;
   r->has_states = r->has_parameters && ngio_get(r->root, "state_means") != NULL;
   if (!r->has_states) (void)cli_read_whole(f, r->root, "batch", 1, 1 << 24, -1);

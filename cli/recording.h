@@ -7,6 +7,9 @@
  *                        weight_decay is not 0. A bias has sT.L.bias.*, a batch norm sT.L.gamma.* and sT.L.beta.*
  *   sT.L.weight.after    in recordings with updates: the weight after the step; .v: its momentum. The lists lr_steps
  *                        and lr_pre_steps have the learning rate of each step, and of the step before
+ * "passes" = 2: every step observes the arrays of all steps, and a step without gradient before the first one gives the bases.
+ * "reduction" = "sum": the loss is a sum over samples. "options" of a layer: its options, such as "damping=0.1".
+ *
  * "tolerance" (1e-5) and "state_tolerance" (default: tolerance) are the largest accepted errors; "tolerance_reason"
  * says why they are larger than the default.
  *
@@ -46,8 +49,9 @@ typedef struct recording {
   double tolerance, state_tolerance; /* for directions; for error feedback, weights and momentum */
   const char *tolerance_reason;      /* reason of a tolerance above the default, else "" */
   double weight_decay,
-      loss_scale;      /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
-  bool has_parameters; /* has the list "parameters" instead of layers */
+      loss_scale; /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
+  bool has_two_passes, is_sum; /* "passes", "reduction" */
+  bool has_parameters;         /* has the list "parameters" instead of layers */
   bool
       has_states; /* has the state of the optimizer and the weights after each step (replay_state.c) */
   bool has_updates;     /* has weights and momentum after each step */

@@ -52,8 +52,11 @@ static int64_t count_elements(const shape *l, int bias) {
   return bias ? l->out : l->out * count_weight_columns(l);
 }
 
-/* Return the options of a layer that is in the list "diagonalize" of chainerkfac; else NULL. */
+/* Return the recorded options of a layer, or its options if it is in the list "diagonalize" of chainerkfac; else NULL. */
 static const char *find_layer_options(const recording *r, const shape *l) {
+  const char *own =
+      ngio_text_of(ngio_get(ngio_get(ngio_get(r->root, "layers"), l->name), "options"));
+  if (own != NULL) return own;
   const ngio_value *list = ngio_get(r->config, "diagonalize");
   for (size_t i = 0; i < ngio_count(list); i++) {
     const char *name = ngio_text_of(ngio_at(list, i));
@@ -218,6 +221,7 @@ static ng_status observe_micro_batches(const replay_rank *me, ng_precond *p, int
     ng_batch batch;
     ng_batch_init(&batch, sizeof batch);
     batch.loss_scale = r->loss_scale;
+    batch.reduction = r->is_sum ? NG_SUM : NG_MEAN;
     for (int i = 0; i < r->layers && st == NG_OK; i++) {
       const recording_observed *s = recording_observed_at(r, me->rank, step, m, i);
       if (i == 0 || s->samples != batch.samples) { /* chainerkfac's samples differ between layers */
@@ -227,6 +231,17 @@ static ng_status observe_micro_batches(const replay_rank *me, ng_precond *p, int
       if (st == NG_OK) st = observe_layer(p, i, &r->layer[i], s);
     }
   }
+  return st;
+}
+
+/* Observe the arrays of a step, with two passes of all steps. */
+static ng_status observe_step(const replay_rank *me, ng_precond *p, int step) {
+  const recording *r = me->job->r;
+  ng_status st = NG_OK;
+  if (r->has_parameters) return NG_OK;
+  if (!r->has_two_passes) return observe_micro_batches(me, p, step);
+  for (int s = 0; s < r->steps && st == NG_OK; s++)
+    st = observe_micro_batches(me, p, s);
   return st;
 }
 
@@ -240,7 +255,7 @@ static ng_status bind_recorded_gradient(ng_precond *p, int index, const recordin
 
 static ng_status run_recorded_step(replay_rank *me, ng_precond *p, int step) {
   const recording *r = me->job->r;
-  ng_status st = r->has_parameters ? NG_OK : observe_micro_batches(me, p, step);
+  ng_status st = observe_step(me, p, step);
   if (st == NG_OK && r->has_states && step > 0) st = replay_load_state(r, p, step - 1);
   for (int i = 0; i < r->layers && st == NG_OK && r->has_states; i++)
     st = bind_recorded_gradient(
@@ -295,6 +310,8 @@ static int run_rank(void *user, const ng_transport *t) {
   ng_status st = ng_context_create(NG_VERSION, &config, message, sizeof message, &ctx);
   if (st >= 0) st = ng_precond_create_from(ctx, me->fused ? me->job->fused : me->job->options, &p);
   if (st >= 0) st = add_layers(me, p);
+  if (st >= 0 && r->has_two_passes) st = observe_step(me, p, 0);
+  if (st >= 0 && r->has_two_passes) st = ng_step(p, me->job->lr); /* gradients are 0 */
   for (step = 0; step < r->steps && st == NG_OK; step++)
     st = run_recorded_step(me, p, step);
   if (st != NG_OK) { /* report before the abort, which makes other ranks fail */

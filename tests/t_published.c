@@ -441,8 +441,8 @@ static void unknown_names_are_refused_with_a_hint(void **state) {
   assert_int_equal(ng_options_set_system(&o, "EFCP", "fim", message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set_system(&o, "torch", "adam", message, sizeof message), NG_ERR_ARG);
   assert_contains(message,
-                  "KAISA, DP-KFACrepo, Eva, M-FAC, EFCP, chainerkfac, SOAP, KellerJordan/Muon "
-                  "and torch.optim.Muon");
+                  "KAISA, DP-KFACrepo, Eva, M-FAC, EFCP, chainerkfac, SOAP, KellerJordan/Muon, "
+                  "torch.optim.Muon, kronfluence and curvlinops");
   assert_memory_equal(&o, &before, sizeof o);
 }
 

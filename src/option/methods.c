@@ -146,6 +146,8 @@ static const ng_option_setting ekfac_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                                  SET(damping_split, NG_SPLIT_JOINT),
                                                  SET(spatial, NG_SPATIAL_FULL), NG_VALUES_END};
 
+static const ng_option_setting ekfac_published[] = {NO_CLIP_NO_NORMS, NG_VALUES_END};
+
 /* nikhilvyas/SOAP. The owner of a block computes its matrices and directions. */
 #define SOAP_VALUES                                                                                \
   SET(stat_decay, 0.95), SET(stat_start, NG_START_ZERO), SET(first_decay, 0.95),                   \
@@ -284,6 +286,8 @@ static const struct variant {
     {"SOAP", "soap|nikhilvyassoap", "soap", "soap", no_values},
     {"KellerJordan/Muon", "muon|kellerjordanmuon|kellerjordan", "muon", "muon", no_values},
     {"torch.optim.Muon", "torchoptimmuon", "muon", "torch-muon", no_values},
+    {"kronfluence", "kronfluence|pomonamkronfluence", "ekfac", "ekfac", ekfac_published},
+    {"curvlinops", "curvlinops|fdangelcurvlinops", "ekfac", "ekfac", ekfac_published},
 };
 
 static const struct method *find_method(const char *name) {
