@@ -93,6 +93,7 @@ static const effect effects[] = {
     {"muon_scale", MUON, "axes|rms", .same = 0},
     {"muon_steps", MUON, "5|3", .same = 0},
     {"muon_coefficients", MUON, "simple|quintic|deepseekv4 muon_steps=9", .same = 0},
+    {"muon_coefficients", MUON, "simple|polar_express|cans|cubic5", .same = 0},
     {"muon_a", MUON, "3.4445|3", .same = 0},
     {"muon_b", MUON, "-4.775|-4.7", .same = 0},
     {"muon_c", MUON, "2.0315|1", .same = 0},
@@ -228,8 +229,8 @@ static ng_option_info get_option_info(const char *option) {
 
 /* Tests of these options: update_decides_the_step_and_the_moments, t_bindings, t_plan_places, t_oracle,
  * t_overhead, t_groups. */
-static const char *const tested_elsewhere[] = {"update", "missing", "colocate", "spatial",
-                                               "overhead", "decay_after"};
+static const char *const tested_elsewhere[] = {"update",  "missing",  "colocate",
+                                               "spatial", "overhead", "decay_after"};
 
 static bool is_tested(const char *option, const char *choice) {
   for (size_t i = 0; i < sizeof tested_elsewhere / sizeof tested_elsewhere[0]; i++) {

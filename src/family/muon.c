@@ -25,7 +25,9 @@ static ng_muon *muon_of_block(const ng_block *b) { return b->state; }
 /* ---- coefficients ----------------------------------------------------------------------------*/
 
 /* Sets (a, b, c) of iterations. After the last triple, `repeats`: start again; otherwise: the last triple again. Sources:
- * Jordan et al. 2024 (simple: muon_a, muon_b, muon_c); NVIDIA Emerging-Optimizers fd77292 (quintic, deepseekv4). */
+ * Jordan et al. 2024 (simple: muon_a, muon_b, muon_c); the other sets as in NVIDIA Emerging-Optimizers. polar_express: Amsel et
+ * al. 2025, arXiv 2505.16932, with the safety factor 1.01; cans: Grishina et al. 2025, arXiv 2506.10935. The set aol is not
+ * here, because its first triple changes the sign of singular values above 0.88. */
 static const double quintic[][3] = {{4.0848, -6.8946, 2.9270},
                                     {3.9505, -6.3029, 2.6377},
                                     {3.7418, -5.5913, 2.3037},
@@ -35,18 +37,42 @@ static const double deepseekv4[][3] = {
     {3.4445, -4.7750, 2.0315}, {3.4445, -4.7750, 2.0315}, {3.4445, -4.7750, 2.0315},
     {3.4445, -4.7750, 2.0315}, {3.4445, -4.7750, 2.0315}, {3.4445, -4.7750, 2.0315},
     {3.4445, -4.7750, 2.0315}, {3.4445, -4.7750, 2.0315}, {2.0, -1.5, 0.5}};
-#define COUNT(set) (int32_t)(sizeof(set) / sizeof(set)[0])
+static const double polar_express[][3] = {{8.2051, -22.9019, 16.4607}, {4.0664, -2.8612, 0.5184},
+                                          {3.9096, -2.8234, 0.5250},   {3.2856, -2.4153, 0.4853},
+                                          {2.2779, -1.6198, 0.3985},   {1.8726, -1.2307, 0.3585},
+                                          {1.8564, -1.2132, 0.3568},   {1.8750, -1.2500, 0.3750}};
+static const double cans[][3] = {{8.4703, -25.1081, 18.6293},
+                                 {4.1828, -3.1087, 0.5806},
+                                 {3.9619, -2.9541, 0.5630},
+                                 {3.2866, -2.4647, 0.5074},
+                                 {2.2737, -1.6447, 0.4162}};
+static const double cubic5[][3] = {{3.3656576, -3.3420992, 0.0},
+                                   {2.5744352, -1.4957376, 0.0},
+                                   {2.5368962, -1.4312570, 0.0},
+                                   {2.4418906, -1.2764040, 0.0},
+                                   {2.2230472, -0.9630650, 0.0}};
+
+typedef struct coefficient_set {
+  const double (*triple)[3];
+  int32_t count;
+  bool repeats;
+} coefficient_set;
+#define SET(name, again)                                                                           \
+  { name, (int32_t)(sizeof(name) / sizeof(name)[0]), again }
 
 static void set_coefficients(ng_muon *k, const ng_settings *o) {
   const double own[1][3] = {{o->muon_a, o->muon_b, o->muon_c}};
-  const bool is_own = o->muon_coefficients == NG_MUON_SIMPLE;
-  const bool repeats = o->muon_coefficients == NG_MUON_QUINTIC;
-  const double(*set)[3] = is_own ? own : repeats ? quintic : deepseekv4;
-  const int32_t count = is_own ? 1 : repeats ? COUNT(quintic) : COUNT(deepseekv4);
+  const coefficient_set sets[] = {[NG_MUON_SIMPLE] = SET(own, true),
+                                  [NG_MUON_QUINTIC] = SET(quintic, true),
+                                  [NG_MUON_DEEPSEEK] = SET(deepseekv4, false),
+                                  [NG_MUON_POLAR_EXPRESS] = SET(polar_express, false),
+                                  [NG_MUON_CANS] = SET(cans, false),
+                                  [NG_MUON_CUBIC] = SET(cubic5, true)};
+  const coefficient_set *set = &sets[o->muon_coefficients];
   k->iteration.steps = (int32_t)o->muon_steps;
   for (int32_t i = 0; i < k->iteration.steps; i++) {
-    const int32_t from = repeats ? i % count : i < count ? i : count - 1;
-    memcpy(k->coefficients[i], set[from], sizeof k->coefficients[i]);
+    const int32_t from = set->repeats || i < set->count ? i % set->count : set->count - 1;
+    memcpy(k->coefficients[i], set->triple[from], sizeof k->coefficients[i]);
   }
 }
 

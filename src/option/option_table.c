@@ -275,13 +275,20 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "Iterations W <- a W + (b A + c A A) W, A = W W', from W = U / |U|, of the smaller "
                 "side of U; at most 100 iterations."),
     ROW(muon_coefficients, "muon", "simple", MUON, LIVE,
-        ONE_OF_3(NG_MUON_, SIMPLE, "simple", QUINTIC, "quintic", DEEPSEEK, "deepseekv4"),
+        ONE_OF_6(NG_MUON_, SIMPLE, "simple", QUINTIC, "quintic", DEEPSEEK, "deepseekv4",
+                 POLAR_EXPRESS, "polar_express", CANS, "cans", CUBIC, "cubic5"),
         .help =
-            "The coefficients (a, b, c) of the iterations.\n"
-            "- simple: muon_a, muon_b, muon_c in each.\n"
-            "- quintic: five triples, again and again (NVIDIA Emerging-Optimizers).\n"
-            "- deepseekv4: 8 times the default of simple, then (2, -1.5, 0.5); takes muon_steps "
-            "= 10."),
+            "The coefficients (a, b, c) of the iterations, as in NVIDIA Emerging-Optimizers. A "
+            "range contains the singular values of PD / s, if those of U / |U| are at least 0.01 "
+            "and muon_steps is the number of triples (simple: 5).\n"
+            "- simple: muon_a, muon_b, muon_c in each, from 0.68 to 1.14.\n"
+            "- quintic: 5 triples, again and again, from 0.97 to 1.04.\n"
+            "- deepseekv4: 8 times the default of simple, then (2, -1.5, 0.5) "
+            "twice, from 0.999 to 1.001.\n"
+            "- polar_express: 8 triples, then the last one (arXiv 2505.16932), from 0.999 to "
+            "1.001.\n"
+            "- cans: 5 triples, then the last one (arXiv 2506.10935), from 0.88 to 1.12.\n"
+            "- cubic5: 5 triples with c = 0, again and again; no product A A, from 0.77 to 1.3."),
     ROW(muon_a, "muon", "3.4445", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,
         .help = "a of muon_coefficients = simple."),
     ROW(muon_b, "muon", "-4.775", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,

@@ -95,7 +95,14 @@ typedef enum {
 } ng_window_fill;
 typedef enum { NG_DECAY_GRADIENT, NG_DECAY_DIRECTION, NG_DECAY_NONE } ng_decay_form;
 
-typedef enum { NG_MUON_SIMPLE, NG_MUON_QUINTIC, NG_MUON_DEEPSEEK } ng_muon_coefficients;
+typedef enum {
+  NG_MUON_SIMPLE,
+  NG_MUON_QUINTIC,
+  NG_MUON_DEEPSEEK,
+  NG_MUON_POLAR_EXPRESS,
+  NG_MUON_CANS,
+  NG_MUON_CUBIC
+} ng_muon_coefficients;
 typedef enum { NG_MUON_MATRIX, NG_MUON_AXES, NG_MUON_RMS, NG_MUON_LARGEST } ng_muon_scale;
 typedef enum { NG_MUON_SUM, NG_MUON_BOUND } ng_muon_norm;
 typedef enum {

@@ -128,12 +128,48 @@ class MuonTest(unittest.TestCase):
             for name, x in self.model.state_dict().items():
                 self.assertTrue(torch.equal(x, before[name]), name)
 
+    def test_coefficient_sets(self):
+        """Without momentum a square weight moves by X, whose singular values are p(s), p the composed polynomials.  The last two
+        columns: the least and largest p(s) in float64 for s from 0.01 to 1, as in docs/options.md.  f32: 1e-3, because the first
+        triples multiply rounding errors of s by up to 8.5 * 4.2 * 4 * 3.3 * 2.3 = 1100."""
+        jordan = (3.4445, -4.7750, 2.0315)
+        sets = {
+            "simple": ([jordan] * 5, 0.6818, 1.1344),
+            "quintic": ([(4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+                         (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012)] * 2, 0.97, 1.04),
+            "deepseekv4": ([jordan] * 8 + [(2, -1.5, 0.5)] * 2, 0.9999, 1.0006),
+            "polar_express": ([(8.2051, -22.9019, 16.4607), (4.0664, -2.8612, 0.5184), (3.9096, -2.8234, 0.5250),
+                               (3.2856, -2.4153, 0.4853), (2.2779, -1.6198, 0.3985), (1.8726, -1.2307, 0.3585),
+                               (1.8564, -1.2132, 0.3568), (1.875, -1.25, 0.375), (1.875, -1.25, 0.375)], 0.9999, 1.0001),
+            "cans": ([(8.4703, -25.1081, 18.6293), (4.1828, -3.1087, 0.5806), (3.9619, -2.9541, 0.5630),
+                      (3.2866, -2.4647, 0.5074), (2.2737, -1.6447, 0.4162)], 0.8843, 1.1199),
+            "cubic5": ([(3.3656576, -3.3420992, 0), (2.5744352, -1.4957376, 0), (2.5368962, -1.4312570, 0),
+                        (2.4418906, -1.2764040, 0), (2.2230472, -0.9630650, 0)], 0.7741, 1.3)}
+        s = torch.logspace(-1.75, 0, 12, dtype=torch.float64)
+        s = s / s.norm()
+        self.assertGreater(s.min(), 0.01)
+        left, right = (torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64))[0] for _ in range(2))
+        for name, (triples, least, most) in sets.items():
+            model = nn.Linear(12, 12, bias=False)
+            optimizer = natgrad.Muon(model, lr=1, weight_decay=0, momentum=0, nesterov=False, muon_coefficients=name,
+                                     ns_steps=len(triples))
+            model(torch.zeros(1, 12)).sum().backward()
+            before = model.weight.detach().clone()
+            model.weight.grad.copy_(left * s @ right)
+            optimizer.step()
+            X = left.t() @ (before - model.weight.detach()).double() @ right.t()
+            p = s
+            for a, b, c in triples:
+                p = a * p + b * p**3 + c * p**5
+            self.assertLess((X - p.diag()).abs().max(), 1e-3, name)
+            self.assertTrue(least - 1e-3 <= X.diagonal().min() and X.diagonal().max() <= most + 1e-3, (name, X.diagonal()))
+
     def test_bad_arguments_are_named(self):
         model = Net()
         everything = [dict(params=list(model.parameters()), use_muon=True)]
         for first, keywords, says in (
                 (model, {"ns_coefficients": "quintic"}, "ns_coefficients is 'quintic', expected three numbers"),
-                (model, {"muon_coefficients": "cubic"}, "muon_coefficients: 'cubic'"),
+                (model, {"muon_coefficients": "aol"}, "muon_coefficients: 'aol'"),
                 (model, {"adjust_lr_fn": "rms"}, "adjust_lr_fn is 'rms', expected None, 'original' or 'match_rms_adamw'"),
                 (model, {"ns_steps": 0}, "muon_steps: '0' is out of range"),
                 (everything, {"model": model}, "'gain' is in a group with use_muon=True, but is no weight")):
