@@ -16,7 +16,7 @@
  * The parts of the statistic A are, group after group: C (or its diagonal blocks), S, and the element of the bias. */
 #include "family/kronecker.h"
 
-/* Factoring pays if C is larger than S. Other layers keep the full A. Moments in eigenbases need whole C and G. */
+/* Factoring pays with many channels. Images, of few channels, keep the full A. Moments in eigenbases need whole C and G. */
 bool ng_kron_is_spatial(const ng_block *b) {
   const ng_layer *d = &b->entry->d;
   const ng_settings *o = &b->base;
@@ -28,7 +28,7 @@ bool ng_kron_is_spatial(const ng_block *b) {
          (moments ? one_basis : o->solver == NG_SOLVER_CHOLESKY) && o->inverse_dtype != NG_F64 &&
          o->positions == NG_POSITIONS_EXPAND && o->damping_leak == NG_LEAK_NONE &&
          b->entry->registered == NULL && d->kernel[0] * d->kernel[1] > 1 &&
-         d->in / d->groups > d->kernel[0] * d->kernel[1] &&
+         d->in / d->groups > ng_min64(d->kernel[0] * d->kernel[1], 9) &&
          d->in / d->groups * d->kernel[0] * d->kernel[1] <= INT32_MAX / d->out;
 }
 

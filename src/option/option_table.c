@@ -120,12 +120,13 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- diagonal: only the diagonal."),
     ROW(spatial, "curvature", "factored", ONE_OF_2(NG_SPATIAL_, FULL, "full", FACTORED, "factored"),
         FACTORS, LAYER, .older_states = "full",
-        .help = "The form of factor A of a convolution; published methods have full.\n"
-                "- full: a matrix over channels and kernel positions.\n"
-                "- factored: A = S (x) C, S over kernel positions, C over channels, where a group "
-                "has more input channels than kernel positions. Needs positions = expand, "
-                "inverse_dtype below f64, and solver = cholesky or moments in eigenbases (then "
-                "without groups and diagonal blocks); other layers stay full."),
+        .help =
+            "The form of factor A of a convolution; published methods have full.\n"
+            "- full: a matrix over channels and kernel positions.\n"
+            "- factored: A = S (x) C, S over kernel positions, C over channels, where a group "
+            "has more input channels than kernel positions, or more than 9. Needs positions = "
+            "expand, inverse_dtype below f64, and solver = cholesky or moments in eigenbases (then "
+            "without groups and diagonal blocks); other layers stay full."),
     ROW(radius, "curvature", "0", FROM(0, REAL_MAX, "norm"), FACTORS,
         .help = "solver = product: PD = D + radius / sqrt(sum ||D||^2) G D A, the ascent of SAM "
                 "(arXiv 2010.01412).\n"
