@@ -279,8 +279,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         ONE_OF_6(NG_MUON_, SIMPLE, "simple", QUINTIC, "quintic", DEEPSEEK, "deepseekv4",
                  POLAR_EXPRESS, "polar_express", CANS, "cans", CUBIC, "cubic5"),
         .help =
-            "The coefficients (a, b, c) of the iterations, as in NVIDIA Emerging-Optimizers. A "
-            "range contains the singular values of PD / s, if those of U / |U| are at least 0.01 "
+            "The coefficients (a, b, c) of the iterations, as in NVIDIA Emerging-Optimizers.\n"
+            "A range contains the singular values of PD / s, if those of U / |U| are at least 0.01 "
             "and muon_steps is the number of triples (simple: 5).\n"
             "- simple: muon_a, muon_b, muon_c in each, from 0.68 to 1.14.\n"
             "- quintic: 5 triples, again and again, from 0.97 to 1.04.\n"
