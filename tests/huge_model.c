@@ -51,7 +51,9 @@ void fill_model(model *m, int place, double size) {
 
 ng_status observe_and_step(model *m, const update *by) {
   const plane a = plane_of(m->a, 1, IN, NG_F32), g = plane_of(m->g, 1, OUT, NG_F32);
-  const ng_status st = fixture_begin_and_observe(&m->f, 1, 0, &a, &g);
+  ng_status st = fixture_begin(&m->f, 1);
+  if (st == NG_OK) st = plane_observe_input(m->f.p, 0, &a, NG_BORROW);
+  if (st >= NG_OK) st = plane_observe_output_grad(m->f.p, 0, &g, NG_COPY);
   if (st < NG_OK) return st;
   if (by->in_place) return ng_step(m->f.p, by->lr);
   if (by->beta2 > 0) {

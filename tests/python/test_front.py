@@ -63,12 +63,12 @@ class FirstWindowStep(Case):
 
 class Options(Case):
     def test_class_accepts_methods_of_its_family(self):
-        family = {row["name"]: row["family"] for row in natgrad.methods()}  # families differ in their traits
+        traits = {row["name"]: row["traits"] for row in natgrad.methods()}
         self.assertEqual(natgrad.Preconditioner(small_conv_net())._chosen.get("method"), "natgrad")
         for name, standard, _ in CLASSES:
             kind = getattr(natgrad, name)
-            for method, other in family.items():
-                if other == family[standard]:
+            for method, other in traits.items():
+                if other == traits[standard]:
                     self.assertEqual(kind(small_conv_net(), method=method)._chosen.get("method"), method)
                 else:
                     with self.assert_refused(f"{name}: method '{method}' belongs to "):
