@@ -6,7 +6,6 @@
 static bool fits(const ng_settings *o, const ng_entry *e) { return matrices_fit(e, "shampoo"); }
 static ng_status create(ng_block *b) { return matrices_create(b, NG_RESULT_ROOT); }
 
-/* (L / c + e I)^(-1/4) = c^(1/4) (L + c e I)^(-1/4), c = 1 - decay^t; grafting cancels the factor. */
 static ng_status solve(ng_block *b, ng_solve_phase phase) {
   matrices *k = matrices_of(b);
   const double c = 1.0 - pow(b->base.stat_decay, k->steps + 1.0);
@@ -15,7 +14,8 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   for (int i = 0; i < 2; i++) {
     ng_matrix *m = &k->side[i];
     m->F = b->stat->part[i].average;
-    if (phase == NG_SOLVE_LIST) ng_block_list_matrix(b, m, 0.0, c * b->base.damping, 0.0);
+    m->scale = 1.0 / c;
+    if (phase == NG_SOLVE_LIST) ng_block_list_matrix(b, m, 0.0, b->base.damping, 0.0);
     if (phase != NG_SOLVE_CLIMB) continue;
     const int32_t rung = ng_matrix_retry(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;

@@ -58,9 +58,9 @@ static void fill_matrix(flank *f, int32_t i, int64_t n, ng_form form) {
   sym_free(S);
 }
 
-/* Only inverses and factors of symmetric matrices have a scale. */
+/* Only inverses, factors and roots of symmetric matrices have a scale. */
 static double scale_of(ng_form form, ng_result result) {
-  const bool scales = result == NG_RESULT_INVERSE || result == NG_RESULT_CHOLESKY;
+  const bool scales = result != NG_RESULT_EIGEN && result != NG_RESULT_COPY;
   return scales && form == NG_FORM_SYMMETRIC ? 0.75 : 1.0;
 }
 
@@ -301,6 +301,7 @@ static void roots(void **arg) {
         if (zero != 0) sym_diagonal(F, 0.0f); /* X = d^(-1/p) I */
         const double shift = 0.125, on = 0.25;
         ng_matrix m = {.result = NG_RESULT_ROOT, .n = n, .p = powers[k].p, .F = F.a, .R = X.a};
+        m.scale = k % 2 == 0 ? 1.0 : 1.5;
         m.average_dtype = m.result_dtype = NG_F32;
         CASE("root n = %" PRId64 " p = %g zero %d", n, m.p, zero);
         const int64_t floats = ng_matrix_scratch(q, &m);
@@ -310,10 +311,10 @@ static void roots(void **arg) {
         work_free(scratch, floats * (int64_t)sizeof *scratch);
         sym_check(X);
         double *A = dense(F), *R = dense(X), *Z = zeros(n * n);
-        for (int64_t i = 0; i < n; i++) {
-          A[i * (n + 1)] += shift + on;
+        for (int64_t i = 0; i < n * n; i++)
+          A[i] = m.scale * A[i] + (i % (n + 1) == 0 ? shift + on : 0.0);
+        for (int64_t i = 0; i < n; i++)
           Z[i * (n + 1)] = 1.0;
-        }
         for (int i = 0; i < powers[k].a; i++)
           dense_product(false, false, n, n, n, Z, R, Z);
         for (int i = 0; i < powers[k].b; i++)
@@ -340,12 +341,32 @@ static void diagonal_roots(void **arg) {
     CHECK(fabs((double)d[i] * pow((double)F[i] + 0.375, 0.25) - 1.0) <= 1e-6);
 }
 
+/* F = diag(-h, 0, 1) with h > 0 as small as a rounding error: all eigenvalues of scale F rise by scale h. */
+static void root_of_a_negative_eigenvalue(void **arg) {
+  ng_queue queue = queue_of(*arg);
+  ng_sym F = sym_new(3), X = sym_new(3);
+  const double h = 0x1p-12, scale = 2.0, damping = 0x1p-13,
+               e[3] = {0.0, scale * h, scale * (1 + h)};
+  ng_matrix m = {.result = NG_RESULT_ROOT, .n = 3, .p = 2.0, .scale = scale, .F = F.a, .R = X.a};
+  sym_diagonal(F, 0.0f);
+  F.a[ng_sym_at(3, 0, 0)] = (float)-h;
+  F.a[ng_sym_at(3, 2, 2)] = 1.0f;
+  m.average_dtype = m.result_dtype = NG_F32;
+  float *scratch = work_new(SCRATCH);
+  CHECK(solve_matrix(&queue, &m, 0.0, damping, 0.0, scratch) == 0);
+  for (int64_t i = 0; i < 3; i++)
+    CHECK(fabs((double)X.a[ng_sym_at(3, i, i)] * sqrt(e[i] + damping) - 1.0) <= 1e-4);
+  work_free(scratch, SCRATCH);
+  sym_free(F);
+  sym_free(X);
+}
+
 /* A root that f16 cannot hold fails, and the result stays. */
 static void root_out_of_range(void **arg) {
   ng_queue queue = queue_of(*arg), *q = &queue;
   ng_sym F = sym_new(3);
   uint16_t R[6] = {1, 2, 3, 4, 5, 6}, old[6] = {1, 2, 3, 4, 5, 6};
-  ng_matrix m = {.result = NG_RESULT_ROOT, .n = 3, .p = 2.0, .F = F.a, .R = R};
+  ng_matrix m = {.result = NG_RESULT_ROOT, .n = 3, .p = 2.0, .scale = 1.0, .F = F.a, .R = R};
   sym_diagonal(F, 0.0f);
   m.average_dtype = NG_F32;
   m.result_dtype = NG_F16;
@@ -500,6 +521,7 @@ int main(void) {
       EACH(lists),
       EACH(roots),
       EACH(diagonal_roots),
+      EACH(root_of_a_negative_eigenvalue),
       EACH(root_out_of_range),
       EACH(refreshes),
       EACH(iterations),

@@ -162,7 +162,7 @@ typedef enum ng_result {
   NG_RESULT_CHOLESKY, /* R = L of F + d I = L L'; diagonal: as INVERSE */
   NG_RESULT_EIGEN,    /* F = Q diag(e) Q', Q = R': row i of R is the eigenvector of d[i] */
   NG_RESULT_COPY,     /* R = F */
-  NG_RESULT_ROOT      /* R = (F + d I)^(-1/p), p > 0 any real number */
+  NG_RESULT_ROOT /* R = (F + d I)^(-1/p), p > 0 any real number; if the least eigenvalue e of F is negative, with d - e */
 } ng_result;
 
 /* A symmetric or diagonal matrix, or the identity, with its result. */
@@ -175,13 +175,13 @@ typedef struct ng_matrix {
   double p;         /* root: see NG_RESULT_ROOT */
   const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
   double
-      scale; /* inverse, Cholesky factor of a symmetric matrix: F stands for scale F; others: 1 */
+      scale; /* inverse, Cholesky factor, root of a symmetric matrix: F stands for scale F; others: 1 */
   ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE and EIGEN only */
   void *R; /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
   /* [n], f64 if result_dtype is f64, else f32. Symmetric: eigenvalues, or NULL; diagonal: see ng_result. */
   void *d;
-  /* The present solve: d = shift + damping. Eigen: `damping` is the smallest damping of any eigenvector. Eigen, root:
-   * `shift` is added to the eigenvalues; sums at or below `floor` become 0. */
+  /* The present solve: d = shift + damping. Eigen: `damping` is the smallest damping of any eigenvector; `shift` is added to
+   * the eigenvalues; sums at or below `floor` become 0. */
   double shift, damping, floor;
   bool uses_double; /* the ladder has reached double precision */
   /* The queue writes these numbers. finite, trace: of F; accepted: see ng_linalg_ops.solve. */

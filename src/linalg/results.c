@@ -177,12 +177,14 @@ static double shift_and_clamp_eigenvalue(const ng_matrix *m, double e) {
   return x <= m->floor || x < 0.0 ? 0.0 : x;
 }
 
-/* R <- (V' diag(e) V + d I)^(-1/p) = B'B, row i of B: (e_i + d)^(-1/2p) v_i. B replaces V; root [n], S [tri]: scratch.
- * Return false if the result does not fit its dtype. */
+/* R <- (scale V' diag(e) V + d I)^(-1/p) = B'B, row i of B: (scale e_i + d)^(-1/2p) v_i; e ascending. If rounding makes e_0
+ * negative, all e_i are reduced by e_0, as in facebookresearch/optimizers: vectors of one null space then stay alike. B
+ * replaces V; root [n], S [tri]: scratch. Return false if the result does not fit its dtype. */
 static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, float *root, float *S) {
   const int64_t n = m->n, tri = ng_sym_count(n);
+  const double d = m->shift + m->damping - m->scale * fmin((double)e[0], 0.0);
   for (int64_t i = 0; i < n; i++) {
-    root[i] = (float)pow(shift_and_clamp_eigenvalue(m, (double)e[i]) + m->damping, 0.5 / m->p);
+    root[i] = (float)pow(m->scale * (double)e[i] + d, 0.5 / m->p);
   }
   ng_linalg_uncounted(q)->divide(q, n, n, (ng_spectrum){.g = root}, V, NG_F32, n);
   memset(S, 0, (size_t)tri * sizeof *S);
@@ -214,7 +216,7 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
   }
   if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
   m->largest_eigenvalue =
-      in_double ? 0.0 : (double)e[n - 1]; /* eigenvalues in double are exact enough */
+      in_double ? 0.0 : m->scale * (double)e[n - 1]; /* eigenvalues in double are exact enough */
   if (m->result == NG_RESULT_ROOT) return store_root(q, m, V, e, (float *)(void *)x, room);
   if (m->result_dtype == NG_F64) {
     memcpy(m->R, vectors, (size_t)(n * n) * sizeof(double));
