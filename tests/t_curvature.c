@@ -14,6 +14,8 @@
 #include "dense.h"
 #include "draw.h"
 #include "fixture.h"
+#include "oracle.h"
+#include "ranks.h"
 
 enum { MOST = 6, GROUPS = 2, ORDER = MOST * MOST, ALL = GROUPS * ORDER };
 static const double DENSE = 3e-12, STEP = 1e-4;
@@ -313,6 +315,111 @@ static void factors_invert_as_the_step_does(void **state) {
   }
 }
 
+/* ---- a pass over data ------------------------------------------------------------------------*/
+
+enum { RANKS = 2, PARTS = 3, SAMPLES_OF_RANK = 11, PIXELS = IMAGE * IMAGE };
+static const int64_t part[RANKS][PARTS] = {{5, 1, 0}, {2, 6, 3}};
+
+/* All samples of a rank: linear layer 0 with 2 positions, convolution 1; then what every rank read. */
+typedef struct data_pass {
+  int32_t ranks;
+  ng_layer layer[2];
+  float a[2][RANKS][SAMPLES_OF_RANK * 2 * PIXELS], g[2][RANKS][SAMPLES_OF_RANK * 3 * PIXELS];
+  double left[2][RANKS][2 * WEIGHTS], right[2][RANKS][2 * WEIGHTS];
+} data_pass;
+
+static ng_array samples_of(const data_pass *w, int l, float *x, int64_t width, int64_t n) {
+  return l == 1 ? ng_array_nchw(x, n, width, IMAGE, IMAGE, NG_F32)
+                : ng_array_matrix(x, n * 2, width, NG_F32);
+}
+
+/* A pass over the data: all batches of a rank as micro-batches of one step, whose gradients are zero. */
+static ng_status pass_of_rank(int32_t rank, ng_transport *t, void *arg) {
+  data_pass *w = arg;
+  float zero[WEIGHTS] = {0};
+  fixture f;
+  ng_status st = fixture_open(&f, "clip=none", &(fixture_how){.threads = 1, .transport = t});
+  for (int l = 0; l < 2 && st == NG_OK; l++) {
+    const ng_layer *d = &w->layer[l];
+    const ng_array weight = ng_array_matrix(zero, d->out, oracle_columns(d) - d->bias, NG_F32),
+                   bias = ng_array_vector(zero, d->out, NG_F32);
+    st = ng_add_layer(f.p, d, NULL);
+    if (st == NG_OK) st = ng_bind_grad(f.p, l, NG_WEIGHT, &weight);
+    if (st == NG_OK && d->bias) st = ng_bind_grad(f.p, l, NG_BIAS, &bias);
+  }
+  if (st == NG_OK) st = ng_ready(f.p);
+  for (int64_t k = 0, at = 0; k < PARTS && st == NG_OK; at += part[rank][k++]) {
+    const int64_t n = part[rank][k];
+    ng_batch batch = batch_of(n);
+    batch.reduction = NG_SUM;
+    if (n > 0) st = ng_begin(f.p, &batch);
+    for (int l = 0; l < 2 && st == NG_OK && n > 0; l++) {
+      const ng_layer *d = &w->layer[l];
+      const int64_t S = l == 1 ? PIXELS : 2;
+      const ng_array a = samples_of(w, l, w->a[l][rank] + at * S * d->in, d->in, n),
+                     g = samples_of(w, l, w->g[l][rank] + at * S * d->out, d->out, n);
+      st = ng_observe_input(f.p, l, &a, NG_COPY);
+      if (st == NG_OK) st = ng_observe_output_grad(f.p, l, &g, NG_COPY);
+    }
+  }
+  if (st == NG_OK) st = ng_step(f.p, 0.0);
+  for (int l = 0; l < 2 && st == NG_OK; l++) {
+    ng_factors F = {.struct_size = sizeof F, .left = w->left[l][rank], .right = w->right[l][rank]};
+    st = ng_factors_read(f.p, l, &F);
+  }
+  fixture_close(&f);
+  return st;
+}
+
+/* F [n, n] <- sum of x x' over the rows of all ranks, divided by `by`. */
+static void sum_of_rows(const data_pass *w, int l, bool grad, int64_t n, double by, double *F) {
+  const int64_t S = l == 1 ? PIXELS : 2, width = grad ? w->layer[l].out : w->layer[l].in;
+  memset(F, 0, (size_t)(n * n) * sizeof *F);
+  for (int32_t r = 0; r < w->ranks; r++) {
+    const int64_t N = part[r][0] + part[r][1] + part[r][2];
+    double x[SAMPLES_OF_RANK * 3 * PIXELS];
+    for (int64_t i = 0; i < N * S * width; i++)
+      x[i] = (double)(grad ? w->g[l][r][i] : w->a[l][r][i]);
+    double *rows = oracle_stat_rows(&w->layer[l], grad, 0, x, N, S, n);
+    for (int64_t i = 0; i < N * S; i++) {
+      for (int64_t k = 0; k < n * n; k++)
+        F[k] += rows[i * n + k / n] * rows[i * n + k % n] / by;
+    }
+    free(rows);
+  }
+}
+
+/* Sums of at most 17 samples with 16 positions, in f32. */
+static void one_step_over_all_batches_gives_the_factors_of_all_samples(void **state) {
+  data_pass *w = must_calloc(sizeof *w);
+  rng r = {test_seed() + 9};
+  w->layer[0] = layer_of(NG_LINEAR, "fc", 5, 3);
+  w->layer[1] = layer_of(NG_CONV2D, "conv", 2, 3);
+  w->layer[0].bias = 1;
+  for (int i = 0; i < 2; i++) {
+    w->layer[1].kernel[i] = 3;
+    w->layer[1].padding[i] = w->layer[1].stride[i] = w->layer[1].dilation[i] = 1;
+    w->layer[1].image[i] = IMAGE;
+  }
+  rng_fill(&r, &w->a[0][0][0], (int64_t)(sizeof w->a / sizeof(float)));
+  rng_fill(&r, &w->g[0][0][0], (int64_t)(sizeof w->g / sizeof(float)));
+  for (w->ranks = 1; w->ranks <= RANKS; w->ranks++) {
+    assert_int_equal(ranks_run(w->ranks, pass_of_rank, w, NULL), NG_OK);
+    const double N = w->ranks == 1 ? 6.0 : 17.0;
+    for (int l = 0; l < 2; l++) {
+      const int64_t n = oracle_columns(&w->layer[l]), q = w->layer[l].out;
+      double A[2 * WEIGHTS], G[2 * WEIGHTS];
+      sum_of_rows(w, l, false, n, N, A);
+      sum_of_rows(w, l, true, q, N * (l == 1 ? PIXELS : 2), G);
+      for (int32_t k = 0; k < w->ranks; k++) {
+        expect_near("A", w->right[l][k], A, n * n, 1e-6);
+        expect_near("G", w->left[l][k], G, q * q, 1e-6);
+      }
+    }
+  }
+  free(w);
+}
+
 /* ---- refused arguments -----------------------------------------------------------------------*/
 
 static void expect_refused(ng_status st, const char *text) {
@@ -379,6 +486,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(powers_match_a_dense_product),
       cmocka_unit_test(factors_invert_as_the_step_does),
+      cmocka_unit_test(one_step_over_all_batches_gives_the_factors_of_all_samples),
       cmocka_unit_test(wrong_arguments_are_refused),
       cmocka_unit_test(layers_without_factors_are_refused),
   };

@@ -140,7 +140,7 @@ class AttentionHook(HookOfOneModel):
         observer = self.hooks[0].observer()
         if observer is None or not observer.is_enabled:
             return None
-        if not module.training:
+        if not (module.training or observer.observes_eval):
             for hook in self.hooks:
                 hook.layer.calls_without_gradients += 1
             return None

@@ -209,7 +209,7 @@ class LayerHook(HookOfOneModel):
             return
         if observer.has_failed and _backward_task() == -1:
             observer.drop_failed_pass()
-        if not module.training or not output.requires_grad:  # eval mode, or no_grad
+        if not (module.training or observer.observes_eval) or not output.requires_grad:  # eval mode, or no_grad
             layer.calls_without_gradients += 1
             if module.training and not _grad_enabled():
                 observer.remember_repeatable_call(self, x)
@@ -252,6 +252,7 @@ class Observer:
         self.frame_exponent = 0.0 if not expand else -0.5 if reduction == "sum" else 0.5
         self.early_input, self.batch_first, self.counts_on_model = early_input, first, samples == "model"
         self.is_enabled = True
+        self.observes_eval = False  # observe calls of modules in eval mode, too
         self.open_batch = None  # (samples, scale, whole, first) of the micro-batch that the library has begun
         self.given_batch = None  # arguments of begin() for the next micro-batch: (samples, scale, whole, first); or None
         self.rank_of_equal_parts = None  # (rank, number of ranks) if the ranks share one batch in equal parts

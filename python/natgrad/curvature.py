@@ -120,6 +120,43 @@ class Curvature:
                  if isinstance(entry, _layers.Layer) and entry.index >= 0}
         return cls({name: pair for name, pair in found.items() if pair is not None}, threads)
 
+    @classmethod
+    def accumulate(cls, model, batches, loss, *, reduction="sum", process_group=None, threads=0, **options):
+        """Return the curvature of one pass over data at fixed weights.  A and G are the means over all samples, without a
+        running average; batches may have any sizes.
+
+            def loss(model, batch):
+                images, labels = batch
+                return cross_entropy(model(images), labels, reduction="sum")
+            curvature = natgrad.Curvature.accumulate(model.eval(), loader, loss)
+
+        loss       a function that returns the sum of the losses of a batch (reduction='mean': their mean).  True labels give the
+                   empirical Fisher matrix, labels drawn from the model's output give the Fisher matrix
+        options    arguments of natgrad.KFAC, such as skip_layers; spatial = full is set
+
+        The gradients and the mode of the model stay.  With torch.distributed all ranks call this function with batches of
+        their own, also different numbers of batches; every rank returns the curvature of all samples.  `model` is then passed to
+        loss() without DistributedDataParallel."""
+        from .preconditioner import KFAC
+        kfac = KFAC(model, reduction=reduction, process_group=process_group, threads=threads,
+                    **{"norm_block": "none", "clip": "none", "spatial": "full", "stat_start": "first", **options})
+        kfac._observer.observes_eval, kfac._warns_of_passes = True, False
+        gradients = [(p, p.grad) for p in kfac.model.parameters()]
+        try:
+            for p, _ in gradients:
+                p.grad = None
+            for batch in batches:
+                loss(kfac.model, batch).backward()
+            for p, _ in gradients:  # the step preconditions zeros; its statistics are of all batches
+                p.grad = torch.zeros_like(p) if p.requires_grad else None
+            if kfac.step() == _abi.NG_SKIPPED:
+                raise make_error(_abi.NG_SKIPPED, "an input or an output gradient of a layer is not finite")
+            return cls.of(kfac, threads)
+        finally:
+            for p, g in gradients:
+                p.grad = g
+            kfac.close()
+
     def __del__(self):
         if getattr(self, "_ctx", None):
             for handle in self._handles.values():

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import natgrad
+import ranks
 from front import Case, loss_of, random_batch, small_conv_net
 
 EYE = torch.eye(128, dtype=torch.float64)
@@ -26,6 +27,50 @@ def dense_power(left, right, damping, power, split="joint"):
     k = torch.kron(left + on[0] * EYE[:n, :n], right + on[1] * EYE[:m, :m])
     e, q = torch.linalg.eigh(k + (damping if split == "joint" else 0) * EYE[:n * m, :n * m])
     return q @ torch.diag(e**power) @ q.T
+
+
+def net_with_dropout():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Dropout(),
+                         nn.Linear(64, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)).eval()
+
+
+def sum_of_losses(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def batches_of(sizes):
+    return [random_batch(size, seed=10 + i) for i, size in enumerate(sizes)]
+
+
+def dense_factors(model, batches):
+    """{layer: (G, A)}, in float64 from the arrays of all samples at once: means over samples; A sums over positions."""
+    model, found = model.double(), {}
+    layers = [m for m in model if isinstance(m, (nn.Conv2d, nn.Linear))]
+    x, y = (torch.cat(part) for part in zip(*batches))
+    outputs, inputs = [], []
+    for m in model:
+        inputs.append(x if not outputs else outputs[-1])
+        outputs.append(m(inputs[-1].double()))
+    wanted = [i for i, m in enumerate(model) if m in layers]
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(outputs[-1], y, reduction="sum"), [outputs[i] for i in wanted])
+    for i, g in zip(wanted, gradients):
+        a = inputs[i].detach().double()
+        if isinstance(model[i], nn.Conv2d):
+            a = nn.functional.unfold(a, 3, padding=1, stride=2).transpose(1, 2).flatten(0, 1)
+            g = g.flatten(2).transpose(1, 2).flatten(0, 1)
+        if model[i].bias is not None:
+            a = torch.cat([a, torch.ones(len(a), 1)], 1)
+        found[str(i)] = g.T @ g / len(g), a.T @ a / len(x)
+    model.float()
+    return found
+
+
+def accumulate_on_rank(rank, world, sizes):
+    """The pairs of a pass over the batches whose number is rank modulo world."""
+    batches = batches_of(sizes)[rank::world] if rank < 2 else []
+    factors = natgrad.Curvature.accumulate(net_with_dropout(), batches, sum_of_losses).factors
+    return {name: [f.tolist() for f in pair] for name, pair in factors.items()}
 
 
 class CurvatureOfLayers(Case):
@@ -68,6 +113,58 @@ class CurvatureOfLayers(Case):
         for name, want in gradients().items():  # the step solves in f32 with a condition below 1000
             self.assertEqual(found[name].dtype, torch.float32)
             self.assertLess((found[name] - want).abs().max(), 1e-4 * want.abs().max(), name)
+
+    def assert_near_factors(self, found, want):  # sums of at most 23 samples in f32
+        self.assertEqual(set(found), set(want))
+        for name in want:
+            for x, y in zip(found[name], want[name]):
+                self.assertLess((torch.as_tensor(x, dtype=torch.float64) - y).abs().max(), 1e-6 * y.abs().max(), name)
+
+    def test_a_pass_over_data_gives_means_over_all_samples(self):
+        model, batches = net_with_dropout(), batches_of((7, 3, 12, 1))
+        model[0].weight.grad = kept = torch.ones_like(model[0].weight)
+        want, before = dense_factors(model, batches), model[1].running_mean.clone()
+        self.assert_near_factors(natgrad.Curvature.accumulate(model, batches, sum_of_losses).factors, want)
+        mean = natgrad.Curvature.accumulate(
+            model, iter(batches), lambda model, batch: loss_of(model, *batch), reduction="mean", skip_layers="7")
+        del want["7"]
+        self.assert_near_factors(mean.factors, want)
+        self.assertIs(model[0].weight.grad, kept)
+        self.assertIsNone(model[5].weight.grad)
+        self.assertTrue(torch.equal(model[1].running_mean, before))
+        self.assertFalse(any(m._forward_hooks for m in model.modules()))
+
+    def test_a_pass_in_eval_mode_observes_attention(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+            def forward(self, x):
+                return self.out(self.attention(x, x, x)[0].mean(1))
+
+        torch.manual_seed(4)
+        model, batches = Net(), [(torch.randn(n, 3, 8), torch.randint(3, (n,))) for n in (5, 2)]
+        found = [natgrad.Curvature.accumulate(model.train(train), batches, sum_of_losses).factors for train in (True, False)]
+        self.assertEqual(len(found[0]), 5)  # query, key, value, output projection; the last layer
+        self.assert_near_factors(*found)
+
+    def test_a_pass_without_finite_data_is_refused(self):
+        model = net_with_dropout()
+        (x, y), = batches_of((4,))
+        with self.assert_refused("not finite"):
+            natgrad.Curvature.accumulate(model, [(x / 0, y)], sum_of_losses)
+        with self.assert_refused("layer '0' was never observed|'0'.*never observed"):
+            natgrad.Curvature.accumulate(model, [], sum_of_losses)
+        self.assertIsNone(model[0].weight.grad)
+        self.assertFalse(any(m._forward_hooks for m in model.modules()))
+
+    def test_ranks_with_other_numbers_of_batches_give_the_factors_of_all(self):
+        sizes = (7, 3, 12)
+        want = dense_factors(net_with_dropout(), batches_of(sizes))
+        for world in 2, 3:
+            for found in ranks.run_on_ranks(world, accumulate_on_rank, sizes):
+                self.assert_near_factors(found, dense_factors(net_with_dropout(), batches_of(sizes[:2])) if world == 3 else want)
 
     def test_scores_are_products_of_gradients_of_samples(self):
         class Net(nn.Module):
