@@ -457,6 +457,7 @@ if(NOT NATGRAD_SANITIZE)
           embedding_ranks
           embeddings
           examples
+          exchange
           frames
           front
           hooks

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from . import _abi, _core, _layers
+from . import _abi, _core, _exchange, _layers
 from ._core import make_error, short_repr, to_float
 from ._library import load_library
 
@@ -230,6 +230,33 @@ class Curvature:
     def logdet(self, damping, power=1.0, split="joint"):
         """Return log det M, summed over layers; -inf if M is singular."""
         return self._measure(damping, power, split)[1]
+
+    def save_kronfluence(self, folder, samples, positions=1):
+        """Write the factors into the four covariance files of kronfluence, which may then compute eigenvectors and Lambda.
+
+        folder     .../factors_NAME of kronfluence
+        samples    the number N of samples of the factors
+        positions  the number of positions of each sample, such as output pixels: a number, or {layer: number}, else 1"""
+        _exchange.save_kronfluence(self.factors, folder, samples, positions)
+
+    @classmethod
+    def load_kronfluence(cls, folder, positions=1, threads=0):
+        """Return the curvature of covariance files of kronfluence.  With the right `positions`, as in save_kronfluence, its
+        unit is natgrad's; with 1, G and A are means over positions, as in kronfluence."""
+        return cls(_exchange.load_kronfluence(folder, positions), threads)
+
+    def to_laplace(self, model, samples):
+        """Return the list `kfacs` of laplace.utils.Kron: [N G, A] of each weight, [N G A_bb] of each bias, in the order of
+        model.named_modules().  laplace-torch has no product of a weight and its bias, so this part of A is lost.
+
+        samples    the number N of samples of the posterior"""
+        return _exchange.to_laplace(self.factors, model, samples)
+
+    @classmethod
+    def from_laplace(cls, kfacs, model, samples, threads=0):
+        """Return the curvature of `H_facs.kfacs` of a fitted KronLaplace of laplace-torch, divided by the number of samples.
+        The model has Linear and Conv2d layers only."""
+        return cls(_exchange.from_laplace(kfacs, model, samples), threads)
 
     @contextlib.contextmanager
     def record(self, model):

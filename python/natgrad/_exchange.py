@@ -1,0 +1,176 @@
+"""Factors in the files of kronfluence and the lists of laplace-torch.
+
+Units of natgrad, for N samples with S positions each: A = (1/N) sum a a', G = (1/(N S)) sum g g', of the sum loss; sums over
+samples and positions.  kronfluence stores both sums and the counts N S; it divides by the counts.  laplace-torch has the
+product of the sum loss, N (G (x) A); its lists have weight and bias apart.
+"""
+import json
+import os
+import struct
+
+import torch
+from torch import nn
+
+from . import _abi
+from ._core import make_error, short_repr
+
+COVARIANCES = ("activation_covariance", "gradient_covariance")
+COUNTS = ("num_activation_covariance_processed", "num_gradient_covariance_processed")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+
+
+def write_safetensors(path, tensors):
+    """Write {name: tensor} in the format of safetensors.  A reader may have mapped an older file, so the file is replaced."""
+    header, parts, at = {}, [], 0
+    codes = {dtype: code for code, dtype in _DTYPES.items()}
+    for name, x in tensors.items():
+        parts.append(x.detach().cpu().contiguous().numpy().tobytes())
+        header[name] = dict(dtype=codes[x.dtype], shape=list(x.shape), data_offsets=[at, at + len(parts[-1])])
+        at += len(parts[-1])
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path + ".part", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    os.replace(path + ".part", path)
+
+
+def _read_tensor(field, body):
+    (begin, end), shape, dtype = field["data_offsets"], field["shape"], _DTYPES[field["dtype"]]
+    count = 1
+    for size in shape:
+        count *= size
+    width = torch.empty(0, dtype=dtype).element_size()
+    if end - begin != count * width:
+        raise ValueError
+    return torch.frombuffer(body, dtype=dtype, count=count, offset=begin).reshape(shape).clone()
+
+
+def read_safetensors(path):
+    """Return {name: tensor} of a file of safetensors."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise make_error(_abi.NG_ERR_FILE, f"{path}: {error.strerror}") from None
+    try:
+        size, = struct.unpack("<Q", data[:8])
+        header, body = json.loads(data[8:8 + size]), bytearray(data[8 + size:])
+        header.pop("__metadata__", None)
+        return {name: _read_tensor(field, body) for name, field in header.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
+        raise make_error(_abi.NG_ERR_FILE, f"{path}: no complete file of safetensors with floating-point numbers or int64") from None
+
+
+def _count_samples(samples):
+    if not isinstance(samples, int) or samples < 1:
+        raise make_error(_abi.NG_ERR_ARG, f"samples is {short_repr(samples)}, expected a whole number of at least 1")
+    return samples
+
+
+def _positions_of(positions, layers):
+    """Return {layer: positions}."""
+    found = {name: positions.get(name, 1) if isinstance(positions, dict) else positions for name in layers}
+    unknown = [name for name in positions if name not in found] if isinstance(positions, dict) else []
+    if unknown:
+        raise make_error(_abi.NG_ERR_ARG, f"positions: there is no layer {short_repr(unknown[0])}")
+    for name, count in found.items():
+        if not isinstance(count, int) or count < 1:
+            raise make_error(_abi.NG_ERR_ARG, f"positions of layer '{name}' is {short_repr(count)}, expected a whole number of at "
+                             "least 1")
+    return found
+
+
+def _check_one_pair(name, pair, program):
+    if any(factor.dim() != 2 for factor in pair):
+        raise make_error(_abi.NG_ERR_ABSENT, f"layer '{name}': {program} has no diagonal factors and no factors of groups")
+
+
+# ---- kronfluence ---------------------------------------------------------------------------------
+
+
+def save_kronfluence(factors, folder, samples, positions):
+    _count_samples(samples)
+    positions = _positions_of(positions, factors)
+    files = {name: {} for name in COVARIANCES + COUNTS}
+    for name, (left, right) in factors.items():
+        _check_one_pair(name, (left, right), "kronfluence")
+        count = samples * positions[name]
+        files[COVARIANCES[0]][name] = (right * samples).float()
+        files[COVARIANCES[1]][name] = (left * count).float()
+        for key in COUNTS:
+            files[key][name] = torch.tensor([count])
+    os.makedirs(folder, exist_ok=True)
+    for file, tensors in files.items():
+        write_safetensors(os.path.join(folder, file + ".safetensors"), tensors)
+
+
+def load_kronfluence(folder, positions):
+    paths = {file: os.path.join(folder, file + ".safetensors") for file in COVARIANCES + COUNTS}
+    files = {file: read_safetensors(path) for file, path in paths.items()}
+    first = files[COVARIANCES[0]]
+    for file, tensors in files.items():
+        if tensors.keys() != first.keys():
+            raise make_error(_abi.NG_ERR_FILE, f"{paths[file]}: its layers differ from {paths[COVARIANCES[0]]}")
+    positions, found = _positions_of(positions, first), {}
+    for name in first:
+        counts = [files[file][name] for file in COUNTS]
+        for file, count in zip(COUNTS, counts):
+            if count.numel() != 1 or not count.item() >= 1:
+                raise make_error(_abi.NG_ERR_FILE, f"{paths[file]}: '{name}' is {short_repr(count.tolist())}, expected [count]")
+        A, G = (files[file][name].double() / count.item() for file, count in zip(COVARIANCES, counts))
+        found[name] = (G + G.mT) / 2, positions[name] * (A + A.mT) / 2  # kronfluence symmetrises, too
+    return found
+
+
+# ---- laplace-torch -------------------------------------------------------------------------------
+
+
+def _layers_of(model):
+    """Yield (name, module, whether it has a bias) of modules with a Kronecker pair."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and module.weight.requires_grad:
+            yield name, module, module.bias is not None and module.bias.requires_grad
+
+
+def to_laplace(factors, model, samples):
+    _count_samples(samples)
+    found, layers = [], list(_layers_of(model))
+    absent = [name for name in factors if name not in [row[0] for row in layers]]
+    if absent:
+        raise make_error(_abi.NG_ERR_ARG, f"layer '{absent[0]}': not a Linear or Conv2d of this model with a trainable weight")
+    for name, _, bias in layers:
+        if name not in factors:
+            raise make_error(_abi.NG_ERR_ARG, f"layer '{name}' has no factors")
+        left, right = factors[name]
+        _check_one_pair(name, (left, right), "laplace-torch")
+        found.append([samples * left, right[:-1, :-1].clone() if bias else right.clone()])
+        if bias:
+            found.append([samples * left * right[-1, -1]])
+    return found
+
+
+def from_laplace(kfacs, model, samples):
+    _count_samples(samples)
+    kfacs, found = [list(block) for block in kfacs], {}
+    layers = list(_layers_of(model))
+    blocks = sum(1 + bias for _, _, bias in layers)
+    if len(kfacs) != blocks:
+        raise make_error(_abi.NG_ERR_SHAPE, f"kfacs has {len(kfacs)} blocks, expected {blocks}: one for each weight and each bias of "
+                         "the model's Linear and Conv2d")
+    at = iter(kfacs)
+    for name, module, bias in layers:
+        shape = module.weight.shape[0], module.weight[0].numel()
+        block = next(at)
+        if [list(f.shape) for f in block] != [[n, n] for n in shape]:
+            raise make_error(_abi.NG_ERR_SHAPE, f"layer '{name}': its block has {[list(f.shape) for f in block]}, expected "
+                             f"{[[n, n] for n in shape]}")
+        left, right = (f.detach().cpu().double() for f in block)
+        if bias:
+            # K of a layer is G (x) A, so the block of its bias must be a multiple of G.
+            own, = (f.detach().cpu().double() for f in next(at))
+            scale = ((own * left).sum() / left.square().sum().clamp(min=1e-300)).item() if own.shape == left.shape else 0.0
+            if own.shape != left.shape or (own - scale * left).abs().max() > 1e-4 * own.abs().max():
+                raise make_error(_abi.NG_ERR_ABSENT, f"layer '{name}': the block of its bias is not a multiple of G")
+            right = torch.block_diag(right, torch.tensor([[scale]], dtype=torch.float64))
+        found[name] = left / samples, right
+    return found

@@ -1,0 +1,144 @@
+"""Factors in the conventions of kronfluence and laplace-torch: recordings of kronfluence, float64 sums, damaged files."""
+import os
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import natgrad
+import recording
+from front import Case
+from natgrad import _exchange
+from test_curvature import batches_of, dense_factors, net_with_dropout, sum_of_losses
+
+POSITIONS = {"0": 16}
+FILES = [name + ".safetensors" for name in _exchange.COVARIANCES + _exchange.COUNTS]
+
+
+def rows_of(d, a, g):
+    """(input rows with a 1 for the bias, gradient rows), [samples, positions, ...]."""
+    a, g = a.double(), g.double()
+    if d["kind"] == "conv2d":
+        a = nn.functional.unfold(a, d["kernel"], padding=d["padding"], stride=d["stride"]).transpose(1, 2)
+        g = g.flatten(2).transpose(1, 2)
+    else:
+        a, g = (x.reshape(len(x), -1, x.shape[-1]) for x in (a, g))
+    return (torch.cat([a, torch.ones_like(a[..., :1])], 2) if d["bias"] else a), g
+
+
+class Exchange(Case):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = holder.name
+
+    def near(self, x, y, tolerance=1e-6):
+        self.assertLess((x - y).abs().max(), tolerance * y.abs().max())
+
+    def test_covariances_of_kronfluence_are_means_over_samples(self):
+        for case_name in recording.recording_names("matrix-ekfac-image", "matrix-ekfac-sequence"):
+            case, arrays = recording.read_recording(case_name)
+            path = os.path.join(recording.GOLDEN, case_name + ".safetensors")
+            for name, x in _exchange.read_safetensors(path).items():
+                self.assertTrue(torch.equal(x, arrays[name]), name)
+            files, want, positions = {name: {} for name in FILES}, {}, {}
+            for name in case["order"]:
+                rows = [rows_of(case["layers"][name], arrays[f"s{t}.{name}.a"], arrays[f"s{t}.{name}.g"])
+                        for t in range(case["steps"])]
+                a, g = (torch.cat(part) for part in zip(*rows))
+                positions[name] = a.shape[1]
+                want[name] = (torch.einsum("nsi,nsj->ij", g, g) / g[..., 0].numel(), torch.einsum("nsi,nsj->ij", a, a) / len(a))
+                values = [arrays[f"{name}.A"], arrays[f"{name}.G"], *(torch.tensor([case["counts"][name][k]]) for k in "AG")]
+                for file, value in zip(FILES, values):
+                    files[file][name] = value
+            for file, tensors in files.items():
+                _exchange.write_safetensors(os.path.join(self.folder, file), tensors)
+            found = natgrad.Curvature.load_kronfluence(self.folder, positions).factors
+            self.assertEqual(found.keys(), want.keys())
+            for name in want:
+                self.near(found[name][0], want[name][0])
+                self.near(found[name][1], want[name][1])
+
+    def test_files_for_kronfluence_have_sums_and_counts(self):
+        model, batches = net_with_dropout(), batches_of((7, 4))
+        curvature = natgrad.Curvature.accumulate(model, batches, sum_of_losses)
+        curvature.save_kronfluence(self.folder, 11, POSITIONS)
+        self.assertEqual(sorted(os.listdir(self.folder)), sorted(FILES))
+        A, G, n_A, n_G = (_exchange.read_safetensors(os.path.join(self.folder, file)) for file in FILES)
+        for name, (left, right) in dense_factors(model, batches).items():
+            count = 11 * POSITIONS.get(name, 1)
+            self.near(A[name], 11 * right)
+            self.near(G[name], count * left)
+            self.assertEqual((n_A[name].tolist(), n_G[name].tolist()), ([count], [count]))
+            self.assertEqual((A[name].dtype, n_A[name].dtype), (torch.float32, torch.int64))
+        again = natgrad.Curvature.load_kronfluence(self.folder, POSITIONS)
+        for name, pair in curvature.factors.items():
+            for x, y in zip(again.factors[name], pair):
+                self.near(x, y, 1e-7)
+
+    def test_blocks_of_laplace_are_sums_over_samples(self):
+        model, batches = net_with_dropout(), batches_of((7, 4))
+        curvature = natgrad.Curvature.accumulate(model, batches, sum_of_losses)
+        blocks = curvature.to_laplace(model, 11)
+        want = dense_factors(model, batches)
+        self.assertEqual([len(block) for block in blocks], [2, 1, 2, 2, 1])  # as Kron.init_from_model
+        for name, block, bias in (("0", blocks[0], blocks[1]), ("5", blocks[2], None), ("7", blocks[3], blocks[4])):
+            left, right = want[name]
+            weight = right[:-1, :-1] if bias else right
+            self.near(torch.kron(*block), 11 * torch.kron(left, weight))
+            if bias:
+                self.near(bias[0], 11 * left * right[-1, -1])
+        again = natgrad.Curvature.from_laplace(blocks, model, 11).factors
+        for name, (left, right) in curvature.factors.items():
+            right = right.clone()
+            if name != "5":  # laplace-torch has no product of a weight and its bias
+                right[-1, :-1] = right[:-1, -1] = 0
+            self.near(again[name][0], left, 1e-12)
+            self.near(again[name][1], right, 1e-12)
+
+    def test_wrong_files_and_arguments_are_refused_by_name(self):
+        eye = torch.eye(2)
+        curvature = natgrad.Curvature({"fc": (eye, eye)})
+        with self.assert_refused("activation_covariance.safetensors: No such file"):
+            natgrad.Curvature.load_kronfluence(self.folder)
+        curvature.save_kronfluence(self.folder, 3)
+        model = nn.Sequential()
+        model.add_module("fc", nn.Linear(1, 2))
+        kfacs = [[eye, torch.ones(1, 1)], [eye]]
+        for text, call in (
+                ("samples is 0", lambda: curvature.save_kronfluence(self.folder, 0)),
+                ("positions of layer 'fc' is 0", lambda: curvature.save_kronfluence(self.folder, 1, 0)),
+                ("positions: there is no layer 'x'", lambda: natgrad.Curvature.load_kronfluence(self.folder, {"x": 1})),
+                ("layer 'fc': kronfluence has no diagonal factors",
+                 lambda: natgrad.Curvature({"fc": (torch.ones(2), eye)}).save_kronfluence(self.folder, 1)),
+                ("layer 'fc' has no factors", lambda: natgrad.Curvature({}).to_laplace(model, 1)),
+                ("layer 'x': not a Linear", lambda: natgrad.Curvature({"x": (eye, eye)}).to_laplace(model, 1)),
+                ("kfacs has 1 blocks, expected 2", lambda: natgrad.Curvature.from_laplace(kfacs[:1], model, 1)),
+                (r"its block has \[\[2, 2\], \[2, 2\]\], expected \[\[2, 2\], \[1, 1\]\]",
+                 lambda: natgrad.Curvature.from_laplace([[eye, eye], [eye]], model, 1)),
+                ("the block of its bias is not a multiple of G",
+                 lambda: natgrad.Curvature.from_laplace([kfacs[0], [eye.cumsum(0)]], model, 1))):
+            with self.subTest(text), self.assert_refused(text):
+                call()
+        for file in FILES:
+            path = os.path.join(self.folder, file)
+            with open(path, "rb") as whole:
+                data = whole.read()
+            for cut in range(0, len(data), 5):
+                with open(path, "wb") as part:
+                    part.write(data[:cut])
+                with self.assert_refused(f"{file}: no complete file"):
+                    natgrad.Curvature.load_kronfluence(self.folder)
+            with open(path, "wb") as whole:
+                whole.write(data)
+        _exchange.write_safetensors(path, {"fc": torch.tensor([0])})
+        with self.assert_refused(rf"{FILES[-1]}: 'fc' is \[0\], expected \[count\]"):
+            natgrad.Curvature.load_kronfluence(self.folder)
+        _exchange.write_safetensors(path, {"other": torch.tensor([3])})
+        with self.assert_refused(f"{FILES[-1]}: its layers differ"):
+            natgrad.Curvature.load_kronfluence(self.folder)
+
+
+if __name__ == "__main__":
+    unittest.main()
