@@ -26,9 +26,9 @@ static const cli_command cli_help_command = {
     .run = print_help,
 };
 
-static const cli_command *const cli_commands[] = {&cli_info,   &cli_train,  &cli_compare,
-                                                  &cli_export, &cli_replay, &cli_bench,
-                                                  &cli_plan,   &cli_prune,  &cli_help_command};
+static const cli_command *const cli_commands[] = {
+    &cli_info,  &cli_train, &cli_compare, &cli_export,    &cli_replay,
+    &cli_bench, &cli_plan,  &cli_prune,   &cli_influence, &cli_help_command};
 static const int cli_commands_count = (int)(sizeof cli_commands / sizeof cli_commands[0]);
 
 /* Return the command with this name. If there is none, report the name and return NULL. */
@@ -47,7 +47,7 @@ static void print_usage(void) {
   puts("natgrad: precondition the gradients of a neural network with curvature\n\n"
        "  natgrad COMMAND [OPTIONS]\n");
   for (int i = 0; i < cli_commands_count; i++)
-    printf("  %-8s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
+    printf("  %-9s  %s\n", cli_commands[i]->name, cli_commands[i]->summary);
   puts("\n  natgrad help COMMAND    print the options of a command\n"
        "  natgrad --version       print version and commit\n\n"
        "Exit code 0: done; 1: done, with a negative answer (replay: an error exceeds the\n"

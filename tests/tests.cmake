@@ -254,6 +254,7 @@ set(natgrad_trainer_tests
     t_data
     t_disk
     t_grads
+    t_influence
     t_schedule
     t_mix
     t_models
@@ -337,6 +338,7 @@ foreach(script
     forged
     image_ranks
     images
+    influence
     keep
     kernel
     mixed

@@ -4,7 +4,7 @@
 
 #include "common/cli.h"
 
-extern const cli_command cli_bench, cli_compare, cli_export, cli_info, cli_plan, cli_prune,
-    cli_replay, cli_train;
+extern const cli_command cli_bench, cli_compare, cli_export, cli_influence, cli_info, cli_plan,
+    cli_prune, cli_replay, cli_train;
 
 #endif

@@ -204,6 +204,8 @@ int feed_fill_test(feed *f, int32_t first, int32_t count, int32_t *good) {
   *good = count;
   if (f->d->images == NULL) {
     fill_in_parallel(f, &p);
+    for (int32_t i = 0; i < count; i++)
+      f->rows[i] = get_source_row(f->test, first + i);
     return CLI_OK;
   }
   f->next_taken = -1; /* cancel the requests for training samples */

@@ -343,6 +343,10 @@ int precond_read_refreshes(const precond *p, train_refreshed out[TRAIN_KINDS]) {
   return n;
 }
 
+int precond_read_factors(const precond *p, int layer, ng_factors *f) {
+  return ng_factors_read(p->p, p->index[layer], f) < 0 ? report_failure(p) : CLI_OK;
+}
+
 int64_t precond_count_bytes(const precond *p) {
   int64_t bytes = 0;
   ng_context_allocated(p->ctx, &bytes, NULL, NULL);

@@ -32,6 +32,7 @@ int precond_read_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
 int precond_read_stations(const precond *p, train_station *out, int capacity);
 int precond_read_refreshes(const precond *p, train_refreshed out[TRAIN_KINDS]);
 ng_report precond_read_report(const precond *p);
+int precond_read_factors(const precond *p, int layer, ng_factors *f); /* of nn_layer `layer` */
 int64_t precond_count_bytes(const precond *p); /* bytes that the library has allocated */
 
 /* Save or load the state of the library: as a stream that rank 0 writes or reads (`path` is for messages), or in parts,

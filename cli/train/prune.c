@@ -2,87 +2,17 @@
  *
  * In: the directory of a run, or a file that this command wrote. Out: a file of weights; loss and accuracy. */
 #include "common/commands.h"
-#include "checkpoint.h"
-#include "disk.h"
 #include "pruning.h"
+#include "subject.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct request {
   const char *data, *weights, *out, *score;
   int64_t batch;
   pruning how;
 } request;
-
-typedef struct subject {
-  settings s;
-  data_set d;
-  bool opened, reconstructs;
-  ng_pool *pool;
-  ng_context *ctx;
-  nn *net;
-  feed feed;
-  run_state state;
-  char *weights; /* path of the checkpoint; NULL: none */
-} subject;
-
-static int read_trained_run(const char *dir, const request *w, subject *p) {
-  int64_t step = -1;
-  int lock = -1;
-  char *config = cli_join(dir, "config.json");
-  int rc = disk_exists(config) ? CLI_OK
-                               : cli_fail("%s: expected the folder of a run, but there is no "
-                                          "config.json in it",
-                                          dir);
-  if (rc == CLI_OK) rc = disk_lock_folder(dir, "prune", &lock);
-  if (rc == CLI_OK) rc = checkpoint_find(dir, &step, NULL);
-  if (rc == CLI_OK && step < 0 && w->weights == NULL)
-    rc = cli_fail("%s: there is no checkpoint in it", dir);
-  if (rc == CLI_OK) rc = settings_read_file(&p->s, config);
-  if (rc == CLI_OK && w->data != NULL) rc = settings_set_or_report(&p->s, NULL, "data", w->data);
-  if (rc == CLI_OK && step >= 0) p->weights = checkpoint_path(dir, step);
-  if (lock >= 0) (void)close(lock);
-  free(config);
-  /* Gradients and tests use samples without augmentation and labels without smoothing. */
-  p->s.batch = w->batch;
-  p->s.acc_iters = 1;
-  p->s.mixup_alpha = p->s.erase_rate = p->s.label_smoothing = p->s.dropout = 0.0;
-  return rc == CLI_OK ? settings_set_or_report(&p->s, NULL, "augment", "none") : rc;
-}
-
-static int open_subject(const request *w, subject *p) {
-  int threads = 1;
-  settings *s = &p->s;
-  int rc = cli_read_thread_count(&threads);
-  if (rc == CLI_OK && threads > 1) p->pool = ng_pool_create(threads, NULL);
-  if (rc == CLI_OK) rc = train_open_data(s, &p->d);
-  p->opened = rc == CLI_OK;
-  if (rc != CLI_OK) return rc;
-  data_print_notes(&p->d);
-  rc = train_build_network(s, &p->d, p->pool, &p->net, &p->reconstructs);
-  if (rc == CLI_OK) rc = feed_create(s, &p->d, NULL, p->reconstructs, p->pool, &p->feed);
-  if (rc == CLI_OK) rc = nn_prepare(p->net, w->batch);
-  if (rc == CLI_OK)
-    rc = checkpoint_read_model(w->weights != NULL ? w->weights : p->weights, p->net, &p->state);
-  ng_context_config config;
-  ng_context_config_init(&config, sizeof config);
-  config.threads = threads;
-  return rc == CLI_OK ? cli_create_context(&config, &p->ctx) : rc;
-}
-
-static void close_subject(subject *p) {
-  ng_context_destroy(&p->ctx);
-  feed_free(&p->feed);
-  nn_destroy(&p->net);
-  if (p->opened) data_close(&p->d);
-  ng_pool_destroy(p->pool);
-  settings_free(&p->s);
-  free(p->weights);
-}
 
 static int print_test_result(subject *p, const char *when) {
   const pruning_count c = pruning_count_zeros(p->net);
@@ -97,27 +27,11 @@ static int print_test_result(subject *p, const char *when) {
   return CLI_OK;
 }
 
-/* Check --out before the work begins. */
-static int check_output_path(const char *path) {
-  if (disk_exists(path)) return cli_fail("--out: %s exists", path);
-  if (checkpoint_is_run_file(path))
-    return cli_fail("--out: %s is the name of a file of a run", path);
-  char *folder = cli_get_folder(path);
-  const int rc = access(folder, W_OK | X_OK) == 0
-                     ? CLI_OK
-                     : cli_fail("%s: cannot be written: %s", path, strerror(errno));
-  free(folder);
-  return rc;
-}
-
 static int prune_run(const char *dir, const request *w) {
   subject p;
-  memset(&p, 0, sizeof p);
-  checkpoint_init(&p.state);
-  settings_init(&p.s);
-  int rc = check_output_path(w->out);
-  if (rc == CLI_OK) rc = read_trained_run(dir, w, &p);
-  if (rc == CLI_OK) rc = open_subject(w, &p);
+  int rc = subject_check_output(w->out);
+  if (rc != CLI_OK) return rc;
+  rc = subject_open(&(subject_request){dir, "prune", w->data, w->weights, w->batch}, &p);
   if (rc == CLI_OK) {
     const pruning_count c = pruning_count_zeros(p.net);
     const double is = (double)c.zeros / (double)c.weights;
@@ -131,7 +45,7 @@ static int prune_run(const char *dir, const request *w) {
                   checkpoint_find_nonfinite(p.net));
   if (rc == CLI_OK) rc = print_test_result(&p, "after ");
   if (rc == CLI_OK) rc = checkpoint_write_model(w->out, p.net, &p.state);
-  close_subject(&p);
+  subject_close(&p);
   return rc;
 }
 

@@ -11,8 +11,8 @@ expect 2 "*unknown command 'reply'; the nearest is replay*" "$natgrad" help repl
 expect 2 '*help: unexpected argument '"'bench'"'*' "$natgrad" help replay bench
 
 expect 0 'natgrad [0-9]*.[0-9]*.[0-9]* (*)' "$natgrad" --version
-expect 0 '*natgrad COMMAND*info*replay*bench*prune*Exit code*' "$natgrad" --help
-for command in info train compare export replay bench plan prune help; do
+expect 0 '*natgrad COMMAND*info*replay*bench*prune*influence*Exit code*' "$natgrad" --help
+for command in info train compare export replay bench plan prune influence help; do
   expect 0 "natgrad $command *" "$natgrad" help "$command"
 done
 expect 0 'natgrad replay *--tolerance*All options of the library*' "$natgrad" replay --help

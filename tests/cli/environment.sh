@@ -13,9 +13,9 @@ declare -A command=(
   [bench]="bench kfac --model lenet --batch 2 --repeat 1 --no-floors"
   [export]="export whole --csv x.csv"
   [ranks]="train ${tiny[*]} --epochs 2 --ranks 2 --out T" [plan]="plan --model lenet --ranks 2"
-  [prune]="prune whole --score magnitude --sparsity 0.5 --out q.safetensors"
+  [prune]="prune whole --score magnitude --sparsity 0.5 --out q.safetensors" [influence]="influence whole --out i.csv"
 )
-run() { rm -rf T C x.csv q.safetensors && read -ra words <<<"${command[$1]}"; }
+run() { rm -rf T C x.csv i.csv q.safetensors && read -ra words <<<"${command[$1]}"; }
 
 # Descriptor 4 writes to a pipe whose reader is gone before any program starts.
 mkfifo unread
@@ -50,7 +50,7 @@ for name in "${!command[@]}"; do
   run "$name" && timeout $patience "$natgrad" "${words[@]}" >&- 2>&- <&-
   got=$?
   [[ $got == "$want" ]] || fail "$name without any stream: exit $got"
-  ! grep -rlE 'natgrad: |^epoch 1/' T C x.csv p.safetensors q.safetensors 2>/dev/null || fail "$name without any stream: a message is in a file"
+  ! grep -rlE 'natgrad: |^epoch 1/' T C x.csv i.csv p.safetensors q.safetensors 2>/dev/null || fail "$name without any stream: a message is in a file"
   # Messages to closed streams are not written to a file; the second run is refused.
   if [[ $name == train || $name == ranks ]]; then
     cksum T/* >before
@@ -61,14 +61,14 @@ done
 
 # A full disk, simulated by a limit of the file size: after an error the run can be resumed.
 for size in 1 2 4 40 100 200; do # kilobytes; a checkpoint has 250, config.json and the log 2 to 6
-  for name in train ranks compare export prune; do
+  for name in train ranks compare export prune influence; do
     run "$name"
     [[ $name == train || $name == ranks ]] && words+=(--quiet --log-every 1 --checkpoint-every 4)
     (ulimit -f $size && exec "$natgrad" "${words[@]}" >out 2>err)
     got=$?
     [[ $got == 0 || ($got == 2 && $(wc -l <err) == 1 && $(cat err) == 'natgrad: '*': '*'File too large') ]] ||
       fail "$name, $size kB a file: exit $got: $(cat err)"
-    [[ $got == 0 || -z $(ls x.csv* p.safetensors* q.safetensors* 2>/dev/null) ]] || fail "$name, $size kB: left $(ls x.csv* p.* q.*)"
+    [[ $got == 0 || -z $(ls x.csv* i.csv* p.safetensors* q.safetensors* 2>/dev/null) ]] || fail "$name, $size kB: left $(ls x.csv* i.csv* p.* q.*)"
     [[ ($name != train && $name != ranks) || $(ls T 2>/dev/null | grep -c natgrad-part) == 0 ]] || fail "$size kB: left $(ls T)"
     if [[ $name == train && -e T/config.json ]]; then
       expect 0 '*' "$natgrad" train --resume --out T --quiet

@@ -1,0 +1,315 @@
+/* scores.c: influence of training samples; scores.h has the formula.
+ *
+ * Three passes in evaluation mode, each over batches: the training samples give K; the test samples give D; the training samples
+ * give inputs and output gradients, from which the library computes scores without the gradients D_j. Rows of left and right as
+ * in ng_samples. */
+#include "scores.h"
+#include "precond.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK = 1 << 23 }; /* numbers of `right` for one call of the library */
+
+typedef struct scored_layer {
+  const nn_layer *l;
+  int64_t rows, cols, inputs; /* shape of D; input values of a sample */
+  ng_curvature *c;
+  ng_damped_power inverse;
+  double *D,
+      *eye; /* [rows, cols] and the identity [rows, rows]: D as one sample with `rows` positions */
+  float *x; /* inputs of the batch */
+} scored_layer;
+
+typedef struct scorer {
+  ng_context *ctx;
+  const scores_how *how;
+  bool reconstructs;
+  feed *f;
+  nn *net;
+  scored_layer *layer; /* [nn_count_layers] */
+  double *left, *right;
+  double *score; /* of the batch */
+} scorer;
+
+/* ---- batches -----------------------------------------------------------------------------------*/
+
+static int run_batch(const scorer *k, int64_t samples, int64_t step, bool sampled, bool params,
+                     const nn_watch *watch) {
+  nn *net = k->net;
+  const int rc = nn_forward(net, NN_TRAIN, k->f->x, samples, (uint64_t)step, watch);
+  if (rc != CLI_OK) return rc;
+  if (sampled) {
+    nn_compute_sampled_loss(net, (uint64_t)step);
+  } else {
+    (void)nn_compute_loss(net, NN_TRAIN, k->reconstructs ? NULL : k->f->labels,
+                          k->reconstructs ? k->f->x : NULL, NULL);
+  }
+  return nn_backward(net, params, watch);
+}
+
+/* Call `each` after every batch of samples [first, end) of a split is filled. */
+static int for_batches(scorer *k, const data_split *split, int32_t first, int32_t end,
+                       int (*each)(scorer *k, int32_t samples, void *arg), void *arg) {
+  const data_split *test = k->f->test;
+  int rc = CLI_OK;
+  k->f->test = split;
+  for (int32_t at = first, count, good = 0; at < end && rc == CLI_OK; at += count) {
+    count = end - at < k->f->capacity ? end - at : k->f->capacity;
+    rc = feed_fill_test(k->f, at, count, &good);
+    if (rc == CLI_OK && good > 0) rc = each(k, good, arg);
+  }
+  k->f->test = test;
+  return rc;
+}
+
+/* ---- curvature ---------------------------------------------------------------------------------*/
+
+typedef struct observing {
+  precond *p;
+  int64_t batches;
+} observing;
+
+static int observe_batch(scorer *k, int32_t samples, void *arg) {
+  observing *o = arg;
+  bool wants;
+  const int rc = precond_begin_batch(o->p, samples, false, &wants);
+  return rc == CLI_OK ? run_batch(k, samples, o->batches++, !k->how->empirical, false,
+                                  precond_get_watch(o->p))
+                      : rc;
+}
+
+/* Make the curvature of a layer, and choose its damping. */
+static int create_curvature(const scorer *k, const precond *p, int i) {
+  scored_layer *v = &k->layer[i];
+  double trace = 0.0;
+  ng_factors F = {.struct_size = sizeof F,
+                  .left = cli_alloc((size_t)(v->rows * v->rows), sizeof(double)),
+                  .right = cli_alloc((size_t)(v->cols * v->cols), sizeof(double))};
+  int rc = precond_read_factors(p, i, &F);
+  if (rc == CLI_OK && ng_curvature_create(k->ctx, &F, &v->c) != NG_OK)
+    rc = cli_fail("influence: layer '%s': %s", v->l->name, ng_last_error(k->ctx));
+  free(F.left);
+  free(F.right);
+  if (rc != CLI_OK) return rc;
+  v->inverse = (ng_damped_power){sizeof v->inverse, 0.0, 1.0, NULL};
+  if (ng_curvature_measure(v->c, &v->inverse, &trace, NULL) != NG_OK)
+    return cli_fail("influence: layer '%s': %s", v->l->name, ng_last_error(k->ctx));
+  v->inverse.power = -1.0;
+  v->inverse.damping =
+      k->how->damping >= 0.0 ? k->how->damping : 0.1 * trace / (double)(v->rows * v->cols);
+  return v->inverse.damping > 0.0 || trace > 0.0
+             ? CLI_OK
+             : cli_fail("influence: the curvature of layer '%s' is 0: give --damping", v->l->name);
+}
+
+/* All batches are micro-batches of one step with gradients of zero, so the averages are means over all samples. */
+static int fit_curvature(scorer *k, const settings *s, ng_pool *pool) {
+  static const char *const set[][2] = {
+      {"method", "natgrad"}, {"norm_block", "none"}, {"clip", "none"}, {"spatial", "full"}};
+  settings own;
+  observing o = {NULL, 0};
+  precond_outcome outcome = {false, false, false};
+  int rc = CLI_OK;
+  settings_init(&own);
+  own.batch = s->batch;
+  own.weight_decay = 0.0;
+  for (size_t i = 0; i < sizeof set / sizeof *set && rc == CLI_OK; i++)
+    rc = settings_set_or_report(&own, "influence", set[i][0], set[i][1]);
+  if (rc == CLI_OK) rc = precond_create(&own, NULL, k->net, pool, &o.p);
+  if (rc == CLI_OK) rc = for_batches(k, &k->f->d->train, 0, k->f->d->train.n, observe_batch, &o);
+  if (rc == CLI_OK) rc = precond_step(o.p, 0.0, 0.0, &outcome);
+  if (rc == CLI_OK && outcome.skipped)
+    rc = cli_fail("influence: an activation or a gradient of the network is not finite");
+  for (int i = 0; i < nn_count_layers(k->net) && rc == CLI_OK; i++)
+    rc = create_curvature(k, o.p, i);
+  precond_destroy(&o.p);
+  settings_free(&own);
+  return rc;
+}
+
+/* ---- gradient of the test loss -----------------------------------------------------------------*/
+
+static int add_gradients(scorer *k, int32_t samples, void *arg) {
+  int64_t *total = arg;
+  const int rc = run_batch(k, samples, 0, false, true, NULL);
+  for (int i = 0; i < nn_count_layers(k->net) && rc == CLI_OK; i++) {
+    const scored_layer *v = &k->layer[i];
+    const nn_param *w = nn_get_param(k->net, v->l->weight_param);
+    const int64_t bias = v->l->has_bias, cols = v->cols - bias;
+    for (int64_t r = 0; r < v->rows; r++) {
+      for (int64_t c = 0; c < cols; c++)
+        v->D[r * v->cols + c] += samples * (double)w->grad[r * cols + c];
+      if (bias)
+        v->D[r * v->cols + cols] +=
+            samples * (double)nn_get_param(k->net, v->l->bias_param)->grad[r];
+    }
+  }
+  *total += samples;
+  return rc;
+}
+
+static int compute_test_gradient(scorer *k) {
+  const int32_t n = k->f->test->n;
+  int64_t total = 0;
+  if (n == 0) return cli_fail("influence: %s has no test samples", k->f->d->name);
+  if (k->how->test >= n)
+    return cli_fail("--test: %lld, but %s has %d test samples, 0 to %d", (long long)k->how->test,
+                    k->f->d->name, n, n - 1);
+  const int32_t first = k->how->test < 0 ? 0 : (int32_t)k->how->test;
+  const int rc =
+      for_batches(k, k->f->test, first, k->how->test < 0 ? n : first + 1, add_gradients, &total);
+  if (rc == CLI_OK && total == 0)
+    return cli_fail("influence: no test sample of %s can be read", k->f->d->name);
+  for (int i = 0; i < nn_count_layers(k->net) && rc == CLI_OK; i++) {
+    const scored_layer *v = &k->layer[i];
+    for (int64_t e = 0; e < v->rows * v->cols; e++)
+      v->D[e] /= (double)total;
+  }
+  return rc;
+}
+
+/* ---- scores ------------------------------------------------------------------------------------*/
+
+/* The input of output position s of a sample: features, or a patch (channel, kernel row, kernel column); 1 for the bias. */
+static void write_input(const nn_layer *l, const float *x, int64_t s, double *to) {
+  if (!l->is_conv) {
+    for (int64_t c = 0; c < l->in; c++)
+      *to++ = (double)x[s * l->in + c];
+  } else {
+    const int64_t width = l->positions / l->out_height;
+    const int64_t top = s / width * l->stride - l->padding,
+                  left = s % width * l->stride - l->padding;
+    for (int64_t i = 0; i < l->in * l->kernel * l->kernel; i++) {
+      const int64_t c = i / (l->kernel * l->kernel), row = top + i / l->kernel % l->kernel,
+                    column = left + i % l->kernel;
+      const bool inside = row >= 0 && row < l->height && column >= 0 && column < l->width;
+      *to++ = inside ? (double)x[(row * l->width + column) * l->in + c] : 0.0;
+    }
+  }
+  if (l->has_bias) *to = 1.0;
+}
+
+/* Add the scores of samples [first, first + n) of the batch; g: output gradient of the mean loss over `samples`. */
+static int add_scores(const scorer *k, const scored_layer *v, const float *g, int64_t first,
+                      int64_t n, int64_t samples) {
+  const nn_layer *l = v->l;
+  for (int64_t i = 0; i < n * l->positions; i++) {
+    const int64_t sample = first + i / l->positions;
+    for (int64_t r = 0; r < v->rows; r++)
+      k->left[i * v->rows + r] =
+          (double)samples * (double)g[(first * l->positions + i) * v->rows + r];
+    write_input(l, v->x + sample * v->inputs, i % l->positions, k->right + i * v->cols);
+  }
+  const ng_samples x = {sizeof x, 1, v->rows, v->eye, v->D},
+                   y = {sizeof y, n, l->positions, k->left, k->right};
+  const ng_status st = k->how->self
+                           ? ng_curvature_scores(v->c, &v->inverse, &y, NULL, k->score + first)
+                           : ng_curvature_scores(v->c, &v->inverse, &x, &y, k->score + first);
+  return st == NG_OK ? CLI_OK
+                     : cli_fail("influence: layer '%s': %s", l->name, ng_last_error(k->ctx));
+}
+
+static int64_t chunk_of(const scored_layer *v) {
+  const int64_t n = CHUNK / (v->l->positions * v->cols);
+  return n > 1 ? n : 1;
+}
+
+/* nn_watch: keep inputs; with the output gradient, add the scores of the layer. */
+static int score_layer(void *user, int layer, const float *x, int64_t samples, int64_t columns,
+                       bool grad) {
+  const scorer *k = user;
+  int rc = CLI_OK;
+  if (layer >= nn_count_layers(k->net)) return rc;
+  const scored_layer *v = &k->layer[layer];
+  if (!grad) memcpy(v->x, x, (size_t)(samples * columns) * sizeof *x);
+  const int64_t step = chunk_of(v);
+  for (int64_t at = 0; at < samples && rc == CLI_OK && grad; at += step)
+    rc = add_scores(k, v, x, at, samples - at < step ? samples - at : step, samples);
+  return rc;
+}
+
+typedef struct score_list {
+  scored_sample *out;
+  int32_t count;
+} score_list;
+
+static int score_batch(scorer *k, int32_t samples, void *arg) {
+  score_list *list = arg;
+  const nn_watch watch = {k, score_layer};
+  memset(k->score, 0, (size_t)samples * sizeof *k->score);
+  const int rc = run_batch(k, samples, 0, false, false, &watch);
+  for (int32_t i = 0; i < samples; i++)
+    list->out[list->count++] = (scored_sample){k->f->rows[i], k->f->labels[i], k->score[i]};
+  return rc;
+}
+
+/* ---- all ---------------------------------------------------------------------------------------*/
+
+static void create_layers(scorer *k) {
+  const int n = nn_count_layers(k->net);
+  int64_t left = 0, right = 0;
+  k->layer = cli_alloc((size_t)n, sizeof *k->layer);
+  k->score = cli_alloc((size_t)k->f->capacity, sizeof *k->score);
+  for (int i = 0; i < n; i++) {
+    scored_layer *v = &k->layer[i];
+    const nn_layer *l = v->l = nn_get_layer(k->net, i);
+    const nn_param *w = nn_get_param(k->net, l->weight_param);
+    v->rows = l->out;
+    v->cols = w->count / l->out + l->has_bias;
+    v->inputs = l->is_conv ? l->height * l->width * l->in : l->positions * l->in;
+    v->D = cli_alloc((size_t)(v->rows * v->cols), sizeof *v->D);
+    v->eye = cli_alloc((size_t)(v->rows * v->rows), sizeof *v->eye);
+    v->x = cli_alloc((size_t)(k->f->capacity * v->inputs), sizeof *v->x);
+    for (int64_t r = 0; r < v->rows; r++)
+      v->eye[r * (v->rows + 1)] = 1.0;
+    int64_t samples = chunk_of(v);
+    if (samples > k->f->capacity) samples = k->f->capacity;
+    const int64_t positions = samples * l->positions;
+    left = positions * v->rows > left ? positions * v->rows : left;
+    right = positions * v->cols > right ? positions * v->cols : right;
+  }
+  k->left = cli_alloc((size_t)left, sizeof *k->left);
+  k->right = cli_alloc((size_t)right, sizeof *k->right);
+}
+
+static void free_layers(scorer *k) {
+  for (int i = 0; i < nn_count_layers(k->net); i++) {
+    ng_curvature_destroy(&k->layer[i].c);
+    free(k->layer[i].D);
+    free(k->layer[i].eye);
+    free(k->layer[i].x);
+  }
+  free(k->layer);
+  free(k->left);
+  free(k->right);
+  free(k->score);
+}
+
+int scores_compute(ng_context *ctx, const scores_how *how, const settings *s, bool reconstructs,
+                   feed *f, nn *net, ng_pool *pool, scored_sample *out, int32_t *count) {
+  scorer k = {.ctx = ctx, .how = how, .reconstructs = reconstructs, .f = f, .net = net};
+  score_list list = {out, 0};
+  *count = 0;
+  if (f->d->context > 0)
+    return cli_fail("influence: %s is a text, expected images or rows", f->d->name);
+  create_layers(&k);
+  nn_freeze_norms(net, true);
+  int rc = how->self ? CLI_OK : compute_test_gradient(&k);
+  if (rc == CLI_OK) rc = fit_curvature(&k, s, pool);
+  if (rc == CLI_OK) rc = for_batches(&k, &f->d->train, 0, f->d->train.n, score_batch, &list);
+  nn_freeze_norms(net, false);
+  free_layers(&k);
+  *count = list.count;
+  return rc;
+}
+
+static int compare_scores(const void *a, const void *b) {
+  const scored_sample *x = a, *y = b;
+  if (x->score != y->score) return x->score > y->score ? -1 : 1;
+  return x->row < y->row ? -1 : 1;
+}
+
+void scores_sort(scored_sample *list, int32_t count) {
+  qsort(list, (size_t)count, sizeof *list, compare_scores);
+}
