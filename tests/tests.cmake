@@ -481,6 +481,7 @@ if(NOT NATGRAD_SANITIZE)
           spngd
           states
           text
+          torchrun
           trainers
           windows)
       natgrad_test(python_${test}_torch${major} LABEL python COMMAND ${python_test} ${major} test_${test})

@@ -5,13 +5,18 @@
                                                              published programs (natgrad.compat)
              none                                            the optimizer of --optimizer without a preconditioner
 
-Published scripts raise the learning rate in a warm-up to its product with the number of ranks; on one rank there is no warm-up.
+On several ranks: torchrun --standalone --nproc-per-node 4 resnet.py ...  Each rank takes its share of the data, --batch-size
+samples in each step; rank 0 prints.  The learning rate rises in --warmup-epochs to its product with the number of ranks, as
+published.
 """
 import argparse
+import contextlib
 import os
 import sys
 
 import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 try:
     import natgrad
@@ -29,39 +34,55 @@ def make_parser(doc, **standard):
     values = dict(method="natgrad", optimizer="sgd", epochs=1, batch_size=32, accumulation_steps=1, lr=0.1, lr_decay_alpha=0.1,
                   momentum=0.9, weight_decay=5e-4, label_smoothing=0.0, damping=0.003, damping_alpha=0.5, kl_clip=0.001,
                   stat_decay=0.95, factor_update_steps=1, inv_update_steps=10, update_steps_alpha=10.0, ngrads=32, k_init=0.01,
-                  seed=1)
+                  warmup_epochs=0.0, grad_worker_fraction=1.0, seed=1)
     lists = dict(lr_decay=(), damping_decay=(), update_steps_decay=(), skip_layers=())
     lists.update((name, standard.pop(name)) for name in list(standard) if name in lists)
     values.update(standard)
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    texts = dict(batch_size="samples of a rank in a step", grad_worker_fraction="share of the ranks with the inverses of a layer",
+                 warmup_epochs="epochs in which the learning rate rises to ranks * lr; none: the learning rate is lr")
     for name, value in values.items():
-        kind = parse_number_or_none if name == "kl_clip" else type(value)
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=value)
+        kind = parse_number_or_none if name in ("kl_clip", "warmup_epochs") else type(value)
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=value, help=texts.get(name))
     for name, value in lists.items():
         parser.add_argument("--" + name.replace("_", "-"), nargs="*", type=str if name == "skip_layers" else int,
                             default=list(value), help="expressions" if name == "skip_layers" else "epochs")
     parser.add_argument("--device", default="cpu", help="device of the model (natgrad supports the CPU)")
     parser.add_argument("--steps", type=int, default=0, help="stop after this number of steps; 0: after --epochs")
     parser.add_argument("--data", help="folder of the data; default: generated data")
-    parser.add_argument("--log", help="folder for log.jsonl")
+    parser.add_argument("--log-folder", "--log", dest="log", help="folder for log.jsonl (torchrun rejects --log)")
     return parser
 
 
 def parse_arguments(parser, published=()):
-    """Return the arguments.  `published` maps a method to the defaults of its own script for this task, where they differ."""
+    """Return the arguments, with rank and ranks.  `published` maps a method to the defaults of its own script for this task, where
+    they differ."""
     method = parser.parse_known_args()[0].method
     parser.set_defaults(**dict(published).get(method, {}))
     args = parser.parse_args()
     for given, flag, methods in ((args.damping_decay, "--damping-decay", KAISA + LZHANGBV),
                                  (args.update_steps_decay, "--update-steps-decay", KAISA + LZHANGBV),
-                                 (args.skip_layers, "--skip-layers", KAISA + OWN)):
+                                 (args.skip_layers, "--skip-layers", KAISA + OWN),
+                                 (args.grad_worker_fraction != 1, "--grad-worker-fraction", KAISA + ("natgrad",))):
         if given and args.method not in methods:
             sys.exit(f"{flag} needs --method {', '.join(methods)}")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():  # set by torchrun
+        distributed.init_process_group("gloo")
+    args.rank, args.ranks = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     return args
 
 
 KAISA, LZHANGBV, OWN = ("kaisa",), ("eigen_dp", "inverse_dp", "eigen", "inverse", "eva"), ("natgrad", "spngd", "eva-natgrad")
 WINDOWS = ("mfac", "efcp")
+
+
+def make_lr_factor(args):
+    """Return the factor of the learning rate in an epoch e.  On W ranks the warm-up has (e (W - 1) / epochs + 1) / W."""
+    def factor(epoch):
+        if args.ranks > 1 and args.warmup_epochs and epoch < args.warmup_epochs:
+            return (epoch * (args.ranks - 1) / args.warmup_epochs + 1) / args.ranks
+        return args.lr_decay_alpha**sum(epoch >= decay for decay in args.lr_decay)
+    return factor
 
 
 class Method:
@@ -71,21 +92,22 @@ class Method:
     def __init__(self, args, model, vocabulary=None):
         name, self.preconditioner, self.schedulers = args.method, None, []
         periods = dict(factor_update_steps=args.factor_update_steps, inv_update_steps=args.inv_update_steps)
-        number = dict(lr=args.lr, damping=args.damping, kl_clip=args.kl_clip)
+        rate = args.lr if args.warmup_epochs is None else args.ranks * args.lr
+        number = dict(lr=rate, damping=args.damping, kl_clip=args.kl_clip)
         kind = "adamw" if name == "adamw" else "sgd" if name == "sgd" else args.optimizer
         if name == "mfac":
-            self.optimizer = compat.MFAC(model.parameters(), lr=args.lr, momentum=args.momentum, damp=args.damping,
+            self.optimizer = compat.MFAC(model.parameters(), lr=rate, momentum=args.momentum, damp=args.damping,
                                          weight_decay=args.weight_decay, ngrads=args.ngrads)
         elif name == "efcp":
-            self.optimizer = compat.SparseGradientMFAC(model.parameters(), ngrads=args.ngrads, k_init=args.k_init, lr=args.lr,
+            self.optimizer = compat.SparseGradientMFAC(model.parameters(), ngrads=args.ngrads, k_init=args.k_init, lr=rate,
                                                        damp=args.damping, wd_type="wd", weight_decay=args.weight_decay,
                                                        momentum=args.momentum)
         elif kind == "adamw":
-            self.optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+            self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=args.weight_decay)
         elif kind == "adadelta":
-            self.optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+            self.optimizer = torch.optim.Adadelta(model.parameters(), lr=rate, weight_decay=args.weight_decay)
         elif kind == "sgd":
-            self.optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum,
+            self.optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=args.momentum,
                                              weight_decay=args.weight_decay)
         else:
             sys.exit(f"--optimizer {kind}: expected sgd, adamw or adadelta")
@@ -95,7 +117,8 @@ class Method:
         if name in KAISA:
             self.preconditioner = compat.KFACPreconditioner(
                 model, **periods, damping=args.damping, kl_clip=args.kl_clip, factor_decay=args.stat_decay, lr=own["lr"],
-                accumulation_steps=args.accumulation_steps, skip_layers=args.skip_layers)
+                accumulation_steps=args.accumulation_steps, skip_layers=args.skip_layers,
+                grad_worker_fraction=args.grad_worker_fraction)
             self.schedulers.append(self.make_kaisa_scheduler(args))
         elif name in LZHANGBV:
             self.preconditioner = compat.get_kfac_module(name)(
@@ -107,14 +130,15 @@ class Method:
             self.preconditioner = natgrad.SPNGD(model, **own)
         elif name == "natgrad":
             self.preconditioner = natgrad.KFAC(model, **own, **clip, stat_decay=args.stat_decay,
-                                               stat_period=args.factor_update_steps, solve_period=args.inv_update_steps)
+                                               stat_period=args.factor_update_steps, solve_period=args.inv_update_steps,
+                                               grad_worker_fraction=args.grad_worker_fraction)
         elif name == "eva-natgrad":
             self.preconditioner = natgrad.Eva(model, **own, **clip, stat_decay=args.stat_decay)
         elif name not in ("none", "sgd", "adamw") + WINDOWS:
             sys.exit(f"--method {name}: expected a method of the list in --help or common.py")
         self.reporter = self.preconditioner or (self.optimizer if name in WINDOWS else None)
         for one in [self.optimizer] + ([self.preconditioner] if name in LZHANGBV else []):
-            self.schedulers.append(torch.optim.lr_scheduler.MultiStepLR(one, args.lr_decay, args.lr_decay_alpha))
+            self.schedulers.append(torch.optim.lr_scheduler.LambdaLR(one, make_lr_factor(args)))
 
     def make_kaisa_scheduler(self, args):
         """Return KAISA's scheduler.  It multiplies the current value, so the factor is alpha in the listed epochs only, else 1."""
@@ -139,12 +163,15 @@ class Method:
 
 
 def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary=None):
-    """Train, print a line for each epoch, and return the losses of all steps.  batches() yields the batches of an epoch;
-    loss_of(model, batch) returns (loss, output)."""
+    """Train, print a line for each epoch, and return the losses of all steps of this rank.  batches() yields this rank's batches of
+    an epoch; loss_of(model, batch) returns (loss, output)."""
     model.to(args.device)
     method, losses, parts = Method(args, model, vocabulary), [], args.accumulation_steps
+    wrapped = DistributedDataParallel(model) if args.ranks > 1 else model
+    if args.ranks > 1:
+        torch.manual_seed(args.seed + args.rank)  # each rank drops other units
     log = None
-    if args.log and method.reporter is not None:
+    if args.log and method.reporter is not None and args.rank == 0:
         log = natgrad.Log(os.path.join(args.log, "log.jsonl"), method.reporter)
     for epoch in range(args.epochs):
         model.train()
@@ -152,9 +179,10 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary
         for batch in batches():
             method.optimizer.zero_grad()
             whole = 0.0
-            for part in zip(*(tensor.to(args.device).chunk(parts) for tensor in batch)):
-                loss, output = loss_of(model, part)
-                (loss / parts).backward()
+            for i, part in enumerate(zip(*(tensor.to(args.device).chunk(parts) for tensor in batch))):
+                with contextlib.nullcontext() if args.ranks == 1 or i == parts - 1 else wrapped.no_sync():
+                    loss, output = loss_of(wrapped, part)
+                    (loss / parts).backward()
                 whole += loss.item() / parts
                 if accuracy_of is not None:
                     right, count = right + accuracy_of(output, part), count + 1
@@ -165,11 +193,12 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary
                 log.step(epoch, lr, losses[-1])
             if args.steps and len(losses) >= args.steps:
                 break
-        mean = sum(losses[begin:]) / max(len(losses) - begin, 1)
-        accuracy = right / count if count else None
-        tested = measure_accuracy(model, test, loss_of, accuracy_of, args.device) if test else None
-        print(f"epoch {epoch + 1}: loss {mean:.4f}" + ("" if accuracy is None else f", accuracy {100 * accuracy:.1f} %")
-              + ("" if tested is None else f", test {100 * tested:.1f} %"), flush=True)
+        mean = mean_over_ranks(args, sum(losses[begin:]), len(losses) - begin)
+        accuracy = mean_over_ranks(args, right, count) if count else None
+        tested = measure_accuracy(args, model, test, loss_of, accuracy_of) if test else None
+        if args.rank == 0:
+            print(f"epoch {epoch + 1}: loss {mean:.4f}" + ("" if accuracy is None else f", accuracy {100 * accuracy:.1f} %")
+                  + ("" if tested is None else f", test {100 * tested:.1f} %"), flush=True)
         if log is not None:
             log.epoch(epoch, lr, mean, accuracy, test_accuracy=tested)
         if args.steps and len(losses) >= args.steps:
@@ -180,22 +209,32 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary
     return losses
 
 
-def measure_accuracy(model, test, loss_of, accuracy_of, device):
+def mean_over_ranks(args, total, count):
+    """Return the mean of `count` values of each rank, which sum to `total` there."""
+    sums = torch.tensor([total, count], dtype=torch.float64)
+    if args.ranks > 1:
+        distributed.all_reduce(sums)
+    return (sums[0] / sums[1].clamp(min=1)).item()
+
+
+def measure_accuracy(args, model, test, loss_of, accuracy_of):
     model.eval()
     with torch.no_grad():
-        found = [accuracy_of(loss_of(model, batch)[1], batch)
-                 for batch in ([part.to(device) for part in parts] for parts in test())]
-    return sum(found) / len(found)
+        mine = [[part.to(args.device) for part in batch] for i, batch in enumerate(test()) if i % args.ranks == args.rank]
+        found = [accuracy_of(loss_of(model, batch)[1], batch) for batch in mine]
+    return mean_over_ranks(args, sum(found), len(found))
 
 
 def shuffled_batches(args, *tensors):
-    """Return a function that yields the batches of an epoch, in a new random order, without an incomplete last batch."""
-    size = args.batch_size * args.accumulation_steps
+    """Return a function that yields this rank's batches of an epoch, in a new random order, without an incomplete last batch.  The
+    order is the same on all ranks, and each step takes a batch of every rank from it."""
+    size, generator = args.batch_size * args.accumulation_steps, torch.Generator().manual_seed(args.seed)
 
     def batches():
-        order = torch.randperm(len(tensors[0]))
-        for i in range(0, len(order) - size + 1, size):
-            yield [tensor[order[i:i + size]] for tensor in tensors]
+        order = torch.randperm(len(tensors[0]), generator=generator)
+        for i in range(0, len(order) - args.ranks * size + 1, args.ranks * size):
+            mine = order[i + args.rank * size:i + (args.rank + 1) * size]
+            yield [tensor[mine] for tensor in tensors]
     return batches
 
 

@@ -45,7 +45,7 @@ def main():
     plain = dict(lr=0.05, lr_decay=[])
     args = common.parse_arguments(common.make_parser(__doc__, optimizer="adadelta", batch_size=64, epochs=5, lr=0.1,
                                                      lr_decay=(1, 2, 3, 4), lr_decay_alpha=0.7, weight_decay=0.0, damping=0.001,
-                                                     factor_update_steps=10, inv_update_steps=100),
+                                                     factor_update_steps=10, inv_update_steps=100, warmup_epochs=None),
                                   dict(sgd=plain, mfac=dict(plain, lr=0.001, damping=1e-5, momentum=0.0),
                                        efcp=dict(plain, lr=0.001, damping=1e-4, momentum=0.0), adamw=dict(plain, lr=0.001)))
     torch.manual_seed(args.seed)

@@ -89,9 +89,15 @@ def make_image_batches(args):
         change = transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(),
                                      transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406],
                                                                                  [0.229, 0.224, 0.225])])
-        loader = torch.utils.data.DataLoader(datasets.ImageFolder(os.path.join(args.data, "train"), change),
-                                             args.batch_size * args.accumulation_steps, shuffle=True, drop_last=True, num_workers=4)
-        return lambda: loader
+        images = datasets.ImageFolder(os.path.join(args.data, "train"), change)
+        sampler = torch.utils.data.DistributedSampler(images, args.ranks, args.rank, seed=args.seed, drop_last=True)
+        loader = torch.utils.data.DataLoader(images, args.batch_size * args.accumulation_steps, sampler=sampler, drop_last=True,
+                                             num_workers=4)
+
+        def batches():
+            yield from loader
+            sampler.set_epoch(sampler.epoch + 1)  # the next epoch has another order
+        return batches
     if args.data:
         return common.shuffled_batches(args, *read_cifar(args.data))
     size, count = (args.image or (64 if args.imagenet else 32)), 512
@@ -104,7 +110,7 @@ def main():
     standard = dict(batch_size=32, lr=0.0125, lr_decay=(25, 35, 40, 45, 50), weight_decay=5e-5, damping=0.001,
                     factor_update_steps=10, inv_update_steps=100, epochs=55, label_smoothing=0.1) if imagenet else dict(
                         batch_size=128, lr=0.1, lr_decay=(35, 75, 90), weight_decay=5e-4, epochs=100)
-    parser = common.make_parser(__doc__, depth=50 if imagenet else 32, image=0, **standard)
+    parser = common.make_parser(__doc__, depth=50 if imagenet else 32, image=0, warmup_epochs=5.0, **standard)
     parser.add_argument("--imagenet", action="store_true")
     args = common.parse_arguments(parser, published_defaults(imagenet))
     torch.manual_seed(args.seed)

@@ -104,7 +104,7 @@ def make_translation_loss(args):
 def main():
     step = dict(inv_update_steps=1, damping=0.03)
     args = common.parse_arguments(common.make_parser(__doc__, batch_size=64, epochs=10, lr=0.05, weight_decay=0.0,
-                                                     damping=0.003, inv_update_steps=10, width=64, layers=2),
+                                                     damping=0.003, inv_update_steps=10, warmup_epochs=5.0, width=64, layers=2),
                                   dict(eigen_dp=step, inverse_dp=step, eigen=step, inverse=step, eva=step,
                                        mfac=dict(lr=0.001, momentum=0.0, damping=1e-5),
                                        efcp=dict(lr=0.001, momentum=0.0, damping=1e-4)))
