@@ -43,7 +43,7 @@ CLASSES = (  # (program, published names, state, note)
 SCRIPTS = (  # (program, script, state, what replaces it, note)
     (KAISA, "examples/torch_cifar10_resnet.py", "same", "resnet.py", ""),
     (KAISA, "examples/torch_imagenet_resnet.py", "same", "resnet.py --imagenet", ""),
-    (KAISA, "examples/torch_language_model.py", "same", "", "needs torchtext"),
+    (KAISA, "examples/torch_language_model.py", "same", "language.py", "needs torchtext"),
     (LZHANGBV, "examples/pytorch_cifar10_resnet.py", "same", "resnet.py --method eigen_dp", "imports Horovod"),
     (LZHANGBV, "examples/pytorch_imagenet_resnet.py", "same", "resnet.py --imagenet --method eigen_dp", "imports Horovod"),
     (LZHANGBV, "examples/pytorch_multi30k_transformer.py", "same", "translate.py --method eigen_dp",

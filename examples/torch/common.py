@@ -34,12 +34,14 @@ def make_parser(doc, **standard):
     values = dict(method="natgrad", optimizer="sgd", epochs=1, batch_size=32, accumulation_steps=1, lr=0.1, lr_decay_alpha=0.1,
                   momentum=0.9, weight_decay=5e-4, label_smoothing=0.0, damping=0.003, damping_alpha=0.5, kl_clip=0.001,
                   stat_decay=0.95, factor_update_steps=1, inv_update_steps=10, update_steps_alpha=10.0, ngrads=32, k_init=0.01,
-                  warmup_epochs=0.0, grad_worker_fraction=1.0, seed=1)
+                  clip_norm=0.0, patience=0, warmup_epochs=0.0, grad_worker_fraction=1.0, seed=1)
     lists = dict(lr_decay=(), damping_decay=(), update_steps_decay=(), skip_layers=())
     lists.update((name, standard.pop(name)) for name in list(standard) if name in lists)
     values.update(standard)
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     texts = dict(batch_size="samples of a rank in a step", grad_worker_fraction="share of the ranks with the inverses of a layer",
+                 clip_norm="largest norm of the preconditioned gradient; 0: no limit",
+                 patience="multiply lr by --lr-decay-alpha after this number of epochs without a lower loss; 0: never",
                  warmup_epochs="epochs in which the learning rate rises to ranks * lr; none: the learning rate is lr")
     for name, value in values.items():
         kind = parse_number_or_none if name in ("kl_clip", "warmup_epochs") else type(value)
@@ -63,9 +65,12 @@ def parse_arguments(parser, published=()):
     for given, flag, methods in ((args.damping_decay, "--damping-decay", KAISA + LZHANGBV),
                                  (args.update_steps_decay, "--update-steps-decay", KAISA + LZHANGBV),
                                  (args.skip_layers, "--skip-layers", KAISA + OWN),
+                                 (args.clip_norm, "--clip-norm", ("none", "sgd", "adamw") + KAISA + LZHANGBV + OWN),
                                  (args.grad_worker_fraction != 1, "--grad-worker-fraction", KAISA + ("natgrad",))):
         if given and args.method not in methods:
             sys.exit(f"{flag} needs --method {', '.join(methods)}")
+    if args.patience and (args.lr_decay or args.warmup_epochs):
+        sys.exit("--patience: expected 0 with --lr-decay or --warmup-epochs")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():  # set by torchrun
         distributed.init_process_group("gloo")
     args.rank, args.ranks = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
@@ -86,11 +91,13 @@ def make_lr_factor(args):
 
 
 class Method:
-    """A preconditioner (or None), its optimizer, and the schedules that step once an epoch.  `vocabulary` is the width of the
-    output layer that lzhangbv's scripts do not precondition."""
+    """A preconditioner (or None), its optimizer, and their schedules.  `vocabulary` is the width of the output layer that
+    lzhangbv's scripts do not precondition.  `step_factor` is the factor of the learning rate as a function of the step; without it
+    the learning rate changes once an epoch."""
 
-    def __init__(self, args, model, vocabulary=None):
-        name, self.preconditioner, self.schedulers = args.method, None, []
+    def __init__(self, args, model, vocabulary=None, step_factor=None):
+        name, self.preconditioner, self.schedulers, self.step_schedulers = args.method, None, [], []
+        self.clip_norm = args.clip_norm
         periods = dict(factor_update_steps=args.factor_update_steps, inv_update_steps=args.inv_update_steps)
         rate = args.lr if args.warmup_epochs is None else args.ranks * args.lr
         number = dict(lr=rate, damping=args.damping, kl_clip=args.kl_clip)
@@ -138,7 +145,13 @@ class Method:
             sys.exit(f"--method {name}: expected a method of the list in --help or common.py")
         self.reporter = self.preconditioner or (self.optimizer if name in WINDOWS else None)
         for one in [self.optimizer] + ([self.preconditioner] if name in LZHANGBV else []):
-            self.schedulers.append(torch.optim.lr_scheduler.LambdaLR(one, make_lr_factor(args)))
+            if step_factor is not None:
+                self.step_schedulers.append(torch.optim.lr_scheduler.LambdaLR(one, step_factor))
+            elif args.patience:
+                self.schedulers.append(torch.optim.lr_scheduler.ReduceLROnPlateau(one, factor=args.lr_decay_alpha,
+                                                                                  patience=args.patience, min_lr=1e-4))
+            else:
+                self.schedulers.append(torch.optim.lr_scheduler.LambdaLR(one, make_lr_factor(args)))
 
     def make_kaisa_scheduler(self, args):
         """Return KAISA's scheduler.  It multiplies the current value, so the factor is alpha in the listed epochs only, else 1."""
@@ -151,22 +164,28 @@ class Method:
                                            damping_lambda=factor_in_epochs(args.damping_decay, args.damping_alpha),
                                            factor_update_steps_lambda=steps, inv_update_steps_lambda=steps)
 
-    def end_epoch(self):
+    def end_epoch(self, loss=None):
+        """Step the schedules; `loss` is the test loss if the script has one, else the loss of the epoch."""
         self.epochs = getattr(self, "epochs", 0) + 1
         for scheduler in self.schedulers:
-            scheduler.step()
+            scheduler.step(*([loss] if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) else []))
 
     def step(self):
         if self.preconditioner is not None:
             self.preconditioner.step()
+        if self.clip_norm:
+            torch.nn.utils.clip_grad_norm_([p for group in self.optimizer.param_groups for p in group["params"]], self.clip_norm)
         self.optimizer.step()
+        for scheduler in self.step_schedulers:
+            scheduler.step()
 
 
-def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary=None):
+def train(args, model, batches, loss_of, accuracy_of=None, evaluate=None, vocabulary=None, step_factor=None):
     """Train, print a line for each epoch, and return the losses of all steps of this rank.  batches() yields this rank's batches of
-    an epoch; loss_of(model, batch) returns (loss, output)."""
+    an epoch; loss_of(model, batch) returns (loss, output).  evaluate(model) returns numbers by name, equal on all ranks, after each
+    epoch: "loss" and "perplexity", or shares such as "accuracy"."""
     model.to(args.device)
-    method, losses, parts = Method(args, model, vocabulary), [], args.accumulation_steps
+    method, losses, parts = Method(args, model, vocabulary, step_factor), [], args.accumulation_steps
     wrapped = DistributedDataParallel(model) if args.ranks > 1 else model
     if args.ranks > 1:
         torch.manual_seed(args.seed + args.rank)  # each rank drops other units
@@ -195,34 +214,48 @@ def train(args, model, batches, loss_of, accuracy_of=None, test=None, vocabulary
                 break
         mean = mean_over_ranks(args, sum(losses[begin:]), len(losses) - begin)
         accuracy = mean_over_ranks(args, right, count) if count else None
-        tested = measure_accuracy(args, model, test, loss_of, accuracy_of) if test else None
+        model.eval()
+        with torch.no_grad():
+            tested = evaluate(model) if evaluate else {}
         if args.rank == 0:
             print(f"epoch {epoch + 1}: loss {mean:.4f}" + ("" if accuracy is None else f", accuracy {100 * accuracy:.1f} %")
-                  + ("" if tested is None else f", test {100 * tested:.1f} %"), flush=True)
+                  + "".join(f", test {name} " + (f"{value:.4f}" if name in ("loss", "perplexity") else f"{100 * value:.1f} %")
+                            for name, value in tested.items()), flush=True)
         if log is not None:
-            log.epoch(epoch, lr, mean, accuracy, test_accuracy=tested)
+            log.epoch(epoch, lr, mean, accuracy, test_loss=tested.get("loss"), test_accuracy=tested.get("accuracy"))
         if args.steps and len(losses) >= args.steps:
             break
-        method.end_epoch()
+        method.end_epoch(tested.get("loss", mean))
     if log is not None:
         log.end()
     return losses
 
 
-def mean_over_ranks(args, total, count):
-    """Return the mean of `count` values of each rank, which sum to `total` there."""
-    sums = torch.tensor([total, count], dtype=torch.float64)
+def sum_over_ranks(args, values):
+    sums = torch.tensor(values, dtype=torch.float64)
     if args.ranks > 1:
         distributed.all_reduce(sums)
-    return (sums[0] / sums[1].clamp(min=1)).item()
+    return sums.tolist()
 
 
-def measure_accuracy(args, model, test, loss_of, accuracy_of):
-    model.eval()
-    with torch.no_grad():
-        mine = [[part.to(args.device) for part in batch] for i, batch in enumerate(test()) if i % args.ranks == args.rank]
-        found = [accuracy_of(loss_of(model, batch)[1], batch) for batch in mine]
-    return mean_over_ranks(args, sum(found), len(found))
+def mean_over_ranks(args, total, count):
+    """Return the mean of `count` values of each rank, which sum to `total` there."""
+    total, count = sum_over_ranks(args, [total, count])
+    return total / max(count, 1)
+
+
+def share_of_rank(args, tensors, size=256):
+    """Yield batches of at most `size` samples; together the ranks yield each sample once, in order on one rank."""
+    for i in range(args.rank * size, len(tensors[0]), args.ranks * size):
+        yield [tensor[i:i + size].to(args.device) for tensor in tensors]
+
+
+def make_accuracy_test(args, *tensors):
+    """Return the evaluate() of train() for a classifier of tensors[0] with the labels tensors[1]."""
+    def evaluate(model):
+        right = sum((model(x).argmax(1) == y).sum().item() for x, y in share_of_rank(args, tensors))
+        return dict(accuracy=sum_over_ranks(args, [right])[0] / len(tensors[1]))
+    return evaluate
 
 
 def shuffled_batches(args, *tensors):

@@ -49,10 +49,9 @@ def main():
                                   dict(sgd=plain, mfac=dict(plain, lr=0.001, damping=1e-5, momentum=0.0),
                                        efcp=dict(plain, lr=0.001, damping=1e-4, momentum=0.0), adamw=dict(plain, lr=0.001)))
     torch.manual_seed(args.seed)
-    test = read_or_make_digits(args.data, "t10k")
     return common.train(args, make_network(), common.shuffled_batches(args, *read_or_make_digits(args.data, "train")),
                         common.make_classification_loss(args), common.accuracy_of_batch,
-                        lambda: zip(*(part.split(256) for part in test)))
+                        common.make_accuracy_test(args, *read_or_make_digits(args.data, "t10k")))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Residual networks: CIFAR-10 (ResNet-20, 32, 44, 56, 110) and ImageNet (ResNet-18, 34, 50).
 
-    resnet.py [--data FOLDER of cifar-10-batches-bin] [--depth 32] [--method kaisa]
+    resnet.py [--data FOLDER of cifar-10-batches-bin] [--samples 5000] [--depth 32] [--method kaisa]
     resnet.py --imagenet [--data FOLDER of train/CLASS/*.JPEG; needs torchvision] [--depth 50] [--lr 0.0125]
 """
 import os
@@ -49,17 +49,17 @@ def make_resnet(depth, imagenet):
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(ins, 1000 if imagenet else 10))
 
 
-def read_cifar(folder):
-    """Return images and labels; of the five binary files, those missing in `folder` are left out."""
+def read_cifar(folder, names):
+    """Return images and labels of binary files; those missing in `folder` are left out.  No file: None."""
     mean, deviation = ((torch.tensor(v) * 255).reshape(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465),
                                                                             (0.2470, 0.2435, 0.2616)))
     rows = []
-    for path in (os.path.join(folder, f"data_batch_{i}.bin") for i in range(1, 6)):
+    for path in (os.path.join(folder, name) for name in names):
         if os.path.exists(path):
             with open(path, "rb") as file:
                 rows.append(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).reshape(-1, 3073))
     if not rows:
-        raise SystemExit(f"--data: {folder} has none of data_batch_1.bin to data_batch_5.bin")
+        return None
     rows = torch.cat(rows)
     return (rows[:, 1:].reshape(-1, 3, 32, 32).float() - mean) / deviation, rows[:, 0].long()
 
@@ -80,7 +80,8 @@ def published_defaults(imagenet):
 
 
 def make_image_batches(args):
-    """Return the function batches() of common.train: ImageNet, CIFAR-10, or generated images."""
+    """Return the functions batches() and evaluate() of common.train: ImageNet, CIFAR-10, or generated images.  Only CIFAR-10 has a
+    test, of test_batch.bin."""
     if args.imagenet and args.data:
         try:
             from torchvision import datasets, transforms
@@ -97,12 +98,17 @@ def make_image_batches(args):
         def batches():
             yield from loader
             sampler.set_epoch(sampler.epoch + 1)  # the next epoch has another order
-        return batches
+        return batches, None
     if args.data:
-        return common.shuffled_batches(args, *read_cifar(args.data))
+        found = read_cifar(args.data, [f"data_batch_{i}.bin" for i in range(1, 6)])
+        if found is None:
+            sys.exit(f"--data: {args.data} has none of data_batch_1.bin to data_batch_5.bin")
+        test = read_cifar(args.data, ["test_batch.bin"])
+        images, labels = (tensor[:args.samples or None] for tensor in found)
+        return common.shuffled_batches(args, images, labels), common.make_accuracy_test(args, *test) if test else None
     size, count = (args.image or (64 if args.imagenet else 32)), 512
     labels = torch.randint(10, (count,))
-    return common.shuffled_batches(args, torch.randn(10, 3, size, size)[labels] + torch.randn(count, 3, size, size), labels)
+    return common.shuffled_batches(args, torch.randn(10, 3, size, size)[labels] + torch.randn(count, 3, size, size), labels), None
 
 
 def main():
@@ -112,10 +118,12 @@ def main():
                         batch_size=128, lr=0.1, lr_decay=(35, 75, 90), weight_decay=5e-4, epochs=100)
     parser = common.make_parser(__doc__, depth=50 if imagenet else 32, image=0, warmup_epochs=5.0, **standard)
     parser.add_argument("--imagenet", action="store_true")
+    parser.add_argument("--samples", type=int, default=0, help="the first images of CIFAR-10; 0: all images")
     args = common.parse_arguments(parser, published_defaults(imagenet))
     torch.manual_seed(args.seed)
-    return common.train(args, make_resnet(args.depth, imagenet), make_image_batches(args),
-                        common.make_classification_loss(args), common.accuracy_of_batch)
+    batches, evaluate = make_image_batches(args)
+    return common.train(args, make_resnet(args.depth, imagenet), batches, common.make_classification_loss(args),
+                        common.accuracy_of_batch, evaluate)
 
 
 if __name__ == "__main__":

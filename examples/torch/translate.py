@@ -2,8 +2,11 @@
 """A Transformer for translation, as in kfac-pytorch's example on Multi30k.  Attention is written with nn.Linear, so that
 published methods, too, precondition every projection.
 
-    translate.py [--data FOLDER with train.en and train.de] [--method kaisa] [--layers 2] [--width 64]
+    translate.py [--data FOLDER with train.en and train.de] [--method kaisa] [--layers 2] [--width 64] [--noam 4000]
     Without --data, the target is the reversed source sequence.
+
+After each epoch the model translates sentences of test.en, word by word (each the most likely one), and BLEU compares the result
+with test.de.  --noam: Noam's schedule, in which lr is a factor (published: 2 with Adam).
 """
 import os
 
@@ -12,6 +15,7 @@ from torch import nn
 import torch.nn.functional as F
 
 import common
+import metrics
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 
@@ -67,29 +71,54 @@ class Transformer(nn.Module):
         return self.head(y)
 
 
-def read_sentences(folder, longest=40, most=8000):
-    """Return source and target tokens [n, longest] and the size of their common vocabulary of words."""
-    lines = []
+def read_sentences(folder, part, longest):
+    """Return the sentences of English and German, each a list of at most longest - 2 words."""
+    found = []
     for language in ("en", "de"):
-        with open(os.path.join(folder, f"train.{language}"), encoding="utf-8") as file:
-            lines.append([line.lower().split()[:longest - 2] for line in file])
-    counts = {}
-    for line in lines[0] + lines[1]:
-        for word in line:
-            counts[word] = counts.get(word, 0) + 1
-    known = {word: 4 + i for i, word in enumerate(sorted(counts, key=counts.get, reverse=True)[:most])}
-    found = torch.full((2, len(lines[0]), longest), PAD)
-    for side in range(2):
-        for i, line in enumerate(lines[side]):
-            tokens = [BEGIN, *(known.get(word, UNKNOWN) for word in line), END]
-            found[side, i, :len(tokens)] = torch.tensor(tokens)
-    return found[0], found[1], 4 + len(known)
+        with open(os.path.join(folder, f"{part}.{language}"), encoding="utf-8") as file:
+            found.append([line.lower().split()[:longest - 2] for line in file])
+    if len(found[0]) != len(found[1]):
+        raise SystemExit(f"--data: {part}.en has {len(found[0])} lines, {part}.de {len(found[1])}: expected the same number")
+    return found
 
 
-def make_reversed_pairs(words=20, length=8, count=1024):
-    body = torch.randint(4, words, (count, length))
-    begin, end = torch.full((count, 1), BEGIN), torch.full((count, 1), END)
-    return torch.cat([begin, body, end], 1), torch.cat([begin, body.flip(1), end], 1), words
+def make_reversed_sentences(words=16, length=8, count=1024):
+    found = [[str(word) for word in line] for line in torch.randint(words, (count, length)).tolist()]
+    return found, [line[::-1] for line in found]
+
+
+def make_tokens(sentences, known, longest):
+    """Return tokens [n, longest]."""
+    found = torch.full((len(sentences), longest), PAD)
+    for i, line in enumerate(sentences):
+        tokens = [BEGIN, *(known.get(word, UNKNOWN) for word in line), END]
+        found[i, :len(tokens)] = torch.tensor(tokens)
+    return found
+
+
+def translate(model, source, names):
+    """Return the translation of each row of `source`, a list of words: each next word is the most likely one."""
+    target = torch.full((len(source), 1), BEGIN, device=source.device)
+    while target.shape[1] < source.shape[1] and not (target == END).any(1).all():
+        target = torch.cat([target, model(source, target)[:, -1:].argmax(-1)], 1)
+    rows = [row[1:] for row in target.tolist()]
+    return [[names[token] for token in (row[:row.index(END)] if END in row else row)] for row in rows]
+
+
+def make_bleu_test(args, source, references, names):
+    """Return the evaluate() of common.train.  Numbers of samples go to the ranks instead of texts."""
+    def evaluate(model):
+        counts = [0] * 10
+        for tokens, numbers in common.share_of_rank(args, [source, torch.arange(len(source))], 64):
+            for words, i in zip(translate(model, tokens, names), numbers.tolist()):
+                counts = [a + b for a, b in zip(counts, metrics.bleu_counts(words, references[i]))]
+        return dict(BLEU=metrics.bleu(common.sum_over_ranks(args, counts)))
+    return evaluate
+
+
+def make_noam_factor(width, warmup):
+    """Return Noam's factor of the learning rate (Vaswani et al. 2017): it rises for `warmup` steps, then falls as 1 / sqrt(n)."""
+    return lambda step: width**-0.5 * min((step + 1)**-0.5, (step + 1) * warmup**-1.5)
 
 
 def make_translation_loss(args):
@@ -103,15 +132,34 @@ def make_translation_loss(args):
 
 def main():
     step = dict(inv_update_steps=1, damping=0.03)
-    args = common.parse_arguments(common.make_parser(__doc__, batch_size=64, epochs=10, lr=0.05, weight_decay=0.0,
-                                                     damping=0.003, inv_update_steps=10, warmup_epochs=5.0, width=64, layers=2),
-                                  dict(eigen_dp=step, inverse_dp=step, eigen=step, inverse=step, eva=step,
-                                       mfac=dict(lr=0.001, momentum=0.0, damping=1e-5),
-                                       efcp=dict(lr=0.001, momentum=0.0, damping=1e-4)))
+    parser = common.make_parser(__doc__, batch_size=64, epochs=10, lr=0.05, weight_decay=0.0,
+                                damping=0.003, inv_update_steps=10, warmup_epochs=5.0, width=64, layers=2)
+    parser.add_argument("--noam", type=int, default=0, help="steps in which Noam's schedule rises; it replaces --lr-decay and "
+                        "--warmup-epochs; 0: no such schedule")
+    parser.add_argument("--bleu", type=int, default=200, help="sentences to translate after each epoch")
+    args = common.parse_arguments(parser, dict(eigen_dp=step, inverse_dp=step, eigen=step, inverse=step, eva=step,
+                                               mfac=dict(lr=0.001, momentum=0.0, damping=1e-5),
+                                               efcp=dict(lr=0.001, momentum=0.0, damping=1e-4)))
+    if args.noam:
+        args.warmup_epochs = None  # lr is not multiplied by the ranks
     torch.manual_seed(args.seed)
-    source, target, words = read_sentences(args.data) if args.data else make_reversed_pairs()
-    return common.train(args, Transformer(words, args.width, args.layers), common.shuffled_batches(args, source, target),
-                        make_translation_loss(args), vocabulary=words)
+    longest, test = 40 if args.data else 10, None
+    source, target = read_sentences(args.data, "train", longest) if args.data else make_reversed_sentences()
+    if args.bleu and not args.data:
+        test = make_reversed_sentences(count=args.bleu)
+    elif args.bleu and os.path.exists(os.path.join(args.data, "test.en")):
+        test = [side[:args.bleu] for side in read_sentences(args.data, "test", longest)]
+    counts = {}
+    for line in source + target:
+        for word in line:
+            counts[word] = counts.get(word, 0) + 1
+    names = ["<pad>", "<begin>", "<end>", "<unk>"] + sorted(counts, key=counts.get, reverse=True)[:8000]
+    known = {word: i for i, word in enumerate(names)}
+    source, target = (make_tokens(side, known, longest) for side in (source, target))
+    evaluate = make_bleu_test(args, make_tokens(test[0], known, longest), test[1], names) if test else None
+    return common.train(args, Transformer(len(names), args.width, args.layers), common.shuffled_batches(args, source, target),
+                        make_translation_loss(args), evaluate=evaluate, vocabulary=len(names),
+                        step_factor=make_noam_factor(args.width, args.noam) if args.noam else None)
 
 
 if __name__ == "__main__":

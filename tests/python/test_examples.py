@@ -2,7 +2,9 @@
 import contextlib
 import importlib
 import io
+import math
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -30,6 +32,7 @@ class Examples(Case):
             sys.argv = before
         self.assertTrue(all(loss == loss for loss in losses), losses)
         self.assertRegex(out.getvalue(), "epoch 1: loss ")
+        self.printed = out.getvalue()
         return losses
 
     def assert_loss_falls(self, name, *arguments):
@@ -59,6 +62,34 @@ class Examples(Case):
     def test_translate_loss_falls(self):
         self.assert_loss_falls("translate", "--steps", 15, "--width", 32, "--layers", 1, "--batch-size", 32)
 
+    def test_language_model_loss_falls(self):
+        """A Markov chain with three successors of each word: perplexity 3 at best, 50 without learning."""
+        small = ("--width", 32, "--hidden", 32, "--layers", 1, "--context", 16, "--batch-size", 10)
+        self.assert_loss_falls("language", "--steps", 60, *small, "--method", "kaisa")
+        loss, perplexity = map(float, re.search("test loss ([0-9.]+), test perplexity ([0-9.]+)", self.printed).groups())
+        self.assertAlmostEqual(perplexity, math.exp(loss), delta=1e-3 * perplexity)
+        self.assertTrue(3 <= perplexity < 25, perplexity)
+        for method in ("natgrad", "eva", "mfac", "adamw"):
+            self.run_example("language", "--steps", 2, *small, "--method", method, "--ngrads", 4)
+
+    def test_language_model_reads_a_file_or_a_folder(self):
+        import language
+        with tempfile.TemporaryDirectory() as folder:
+            text = "".join(f"a b c{i % 3}\n" for i in range(40))
+            for name in ("text", "wiki.train.tokens", "wiki.valid.tokens"):
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                    file.write(text[:28] if "valid" in name else text)
+            for data, words in ((folder, (160, 16)), (os.path.join(folder, "text"), (144, 16))):  # four words a line
+                self.assertEqual(tuple(map(len, language.read_words(data))), words)
+                self.run_example("language", "--data", data, "--context", 4, "--batch-size", 4, "--steps", 2, "--width", 16)
+            inputs, labels = language.make_samples("a b a d a b".split(), dict(a=1, b=2), 2)
+            self.assertEqual((inputs.tolist(), labels.tolist()), ([[1, 2], [1, 0]], [[2, 1], [0, 1]]))
+            with self.assertRaisesRegex(SystemExit, "a text has 16 words, expected more than --context 16"):
+                self.run_example("language", "--data", folder, "--context", 16)
+            os.remove(os.path.join(folder, "wiki.valid.tokens"))
+            with self.assertRaisesRegex(SystemExit, "has no file with valid in its name"):
+                self.run_example("language", "--data", folder)
+
     def test_bert_loss_falls(self):
         for task in ("classify", "answer"):
             self.assert_loss_falls("bert", "--steps", 30, "--task", task)
@@ -66,7 +97,7 @@ class Examples(Case):
             self.run_example("bert", "--steps", 2, "--method", method, "--lr", 0.001)
 
     def test_unsupported_device_is_refused(self):
-        for name in ("mnist", "resnet", "translate", "bert"):
+        for name in ("mnist", "resnet", "translate", "bert", "language"):
             with self.assert_refused("is on meta: only the CPU and CUDA are supported"):
                 self.run_example(name, "--device", "meta", "--steps", 1)
 
@@ -83,11 +114,26 @@ class Examples(Case):
             for i in (1, 3):  # two of the five files
                 with open(os.path.join(folder, f"data_batch_{i}.bin"), "wb") as file:
                     file.write(torch.randint(10, (8, 3073), dtype=torch.uint8).numpy().tobytes())
-            self.run_example("resnet", "--data", folder, "--depth", 8, "--batch-size", 8, "--steps", 1)
+            small = ("resnet", "--data", folder, "--depth", 8, "--batch-size", 4, "--epochs", 1)
+            self.assertEqual(len(self.run_example(*small)), 4)
+            self.assertNotIn("test", self.printed)
+            os.rename(os.path.join(folder, "data_batch_3.bin"), os.path.join(folder, "test_batch.bin"))
+            self.assertEqual(len(self.run_example(*small, "--samples", 4)), 1)
+            self.assertIn("test accuracy", self.printed)
             for language, text in (("en", "a man walks .\nthe dog runs\n"), ("de", "ein mann geht .\nder hund rennt\n")):
                 with open(os.path.join(folder, f"train.{language}"), "w", encoding="utf-8") as file:
                     file.write(text * 4)
-            self.run_example("translate", "--data", folder, "--batch-size", 4, "--width", 16, "--layers", 1, "--steps", 2)
+            small = ("translate", "--data", folder, "--batch-size", 4, "--width", 16, "--layers", 1)
+            self.run_example(*small, "--steps", 2)
+            self.assertNotIn("BLEU", self.printed)
+            for language in ("en", "de"):
+                os.link(os.path.join(folder, f"train.{language}"), os.path.join(folder, f"test.{language}"))
+            self.run_example(*small, "--epochs", 40)  # four German words and a full stop are learnt by heart
+            self.assertIn("test BLEU 100.0 %", self.printed)
+            with open(os.path.join(folder, "test.de"), "a", encoding="utf-8") as file:
+                file.write("zu viel\n")  # the same file as train.de
+            with self.assertRaisesRegex(SystemExit, "train.en has 8 lines, train.de 9: expected the same number"):
+                self.run_example(*small)
             data = dict(tokens=torch.randint(1, 64, (8, 12)), labels=torch.randint(2, (8,)))
             torch.save(data, os.path.join(folder, "texts.pt"))
             self.run_example("bert", "--data", os.path.join(folder, "texts.pt"), "--batch-size", 4, "--steps", 2)
@@ -125,7 +171,7 @@ class PublishedOptions(Case):
                 found.append(args)
                 return [1.0]
             with mock.patch("common.train", record_arguments), mock.patch.object(resnet, "make_resnet"), \
-                    mock.patch.object(resnet, "make_image_batches"):
+                    mock.patch.object(resnet, "make_image_batches", return_value=(None, None)):
                 before, sys.argv = sys.argv, ["resnet.py", "--method", method] + ["--imagenet"] * imagenet
                 try:
                     resnet.main()
@@ -156,6 +202,52 @@ class PublishedOptions(Case):
                 self.assertAlmostEqual(method.preconditioner.lr(0), 0.01)
             with self.assertRaisesRegex(SystemExit, "--damping-decay needs --method kaisa, eigen_dp"):
                 self.make_method("--method", name, "--damping-decay", 2)
+
+    def test_plateau_reduces_the_learning_rate(self):
+        for name in ("none", "eva"):
+            method, found = self.make_method("--method", name, "--patience", 1, lr=1.0), []
+            for loss in (3.0, 2.0, 2.5, 2.5, 1.0):
+                method.end_epoch(loss)
+                found.append(round((method.preconditioner or method.optimizer).param_groups[0]["lr"], 6))
+            self.assertEqual(found, [1, 1, 1, 0.1, 0.1], name)
+        with self.assertRaisesRegex(SystemExit, "--patience: expected 0 with --lr-decay"):
+            self.make_method("--patience", 1, "--lr-decay", 2)
+
+    def test_norm_of_preconditioned_gradient_is_clipped(self):
+        method = self.make_method("--method", "kaisa", "--clip-norm", 1e-3, lr=1.0, momentum=0.0, weight_decay=0.0)
+        parameters = [p for group in method.optimizer.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        torch.nn.functional.cross_entropy(method.preconditioner.model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
+        method.step()
+        moved = sum((p - q).square().sum().item() for p, q in zip(parameters, before))**0.5
+        self.assertAlmostEqual(moved, 1e-3, delta=1e-6)
+        with self.assertRaisesRegex(SystemExit, "--clip-norm needs --method"):
+            self.make_method("--method", "mfac", "--clip-norm", 1)
+
+    def test_noam_schedule(self):
+        """lr = 2 width^-1/2 min(n^-1/2, n warmup^-3/2) in step n, as a factor of lr = 2."""
+        import translate
+        common, args = self.parse_arguments("--method", "none", lr=2.0)
+        method, found = common.Method(args, torch.nn.Linear(2, 2), step_factor=translate.make_noam_factor(16, 4)), []
+        for _ in range(9):
+            found.append(method.optimizer.param_groups[0]["lr"])
+            method.step()
+            method.end_epoch(1.0)
+        for n, expected in ((1, 0.0625), (2, 0.125), (4, 0.25), (9, 1 / 6)):
+            self.assertAlmostEqual(found[n - 1], expected, 12)
+
+    def test_bleu(self):
+        """Counted by hand: 5/7 + 5/5 words, 3/6 + 4/4 pairs, 1/5 + 3/3 triples, 0/4 + 2/2 of four words."""
+        import metrics
+        pairs = [("the cat the cat on the mat", "the cat is on the mat"), ("a b c d e", "a b c d e f")]
+        counts = [metrics.bleu_counts(*(text.split() for text in pair)) for pair in pairs]
+        self.assertEqual(counts[0], [5, 3, 1, 0, 7, 6, 5, 4, 7, 6])
+        total = [a + b for a, b in zip(*counts)]
+        self.assertAlmostEqual(metrics.bleu(total), (10 / 12 * 7 / 10 * 4 / 8 * 2 / 6)**0.25, 12)
+        self.assertEqual(metrics.bleu(counts[0]), 0)  # no four words in a row
+        self.assertAlmostEqual(metrics.bleu(metrics.bleu_counts("abcd", "abcdef")), math.exp(1 - 6 / 4), 12)  # too short
+        self.assertAlmostEqual(metrics.bleu(metrics.bleu_counts("abcdef", "abcd")), (4 / 6 * 3 / 5 * 2 / 4 * 1 / 3)**0.25, 12)
+        self.assertEqual(metrics.bleu([0] * 10), 0)
 
     def test_skip_layers_is_passed_on(self):
         for name in ("kaisa", "natgrad", "eva-natgrad", "spngd"):

@@ -61,7 +61,7 @@ class Torchrun(unittest.TestCase):
             log = os.path.join(folder, "log")
             out = self.run_example("mnist", "--method", "kaisa", "--grad-worker-fraction", 0.5, "--epochs", 1,
                                    "--batch-size", 256, "--log-folder", log)
-            self.assertRegex(out, "epoch 1: loss [0-9.]+, accuracy [0-9.]+ %, test [0-9.]+ %\n")
+            self.assertRegex(out, "epoch 1: loss [0-9.]+, accuracy [0-9.]+ %, test accuracy [0-9.]+ %\n")
             with open(os.path.join(log, "log.jsonl")) as file:
                 self.assertEqual([line.count('"event": "epoch"') for line in file].count(1), 1)
 
@@ -73,6 +73,9 @@ class Torchrun(unittest.TestCase):
     def test_bert(self):
         self.run_steps("bert", "--steps", 2, "--batch-size", 8, "--task", "answer", "--method", "kaisa",
                        "--grad-worker-fraction", 0)
+
+    def test_language_model_ranks_give_whole_batch(self):
+        self.assert_ranks_give_whole_batch("language", "--width", 16, "--hidden", 16, "--layers", 1, "--context", 8, "--dropout", 0)
 
     def test_windows(self):
         self.run_steps("mnist", "--steps", 3, "--method", "efcp", "--ngrads", 8)
@@ -117,6 +120,11 @@ class WarmUp(unittest.TestCase):
             seen = [sample for rank in found for batch in rank[epoch] for sample in batch]
             self.assertEqual(len(set(seen)), 24)  # no sample twice
         self.assertNotEqual(found[0][0], found[0][1])
+        tested = []
+        for rank in range(3):
+            args.rank = rank
+            tested += [sample for batch in common.share_of_rank(args, [torch.arange(30)], 4) for sample in batch[0].tolist()]
+        self.assertEqual(sorted(tested), list(range(30)))
 
     def test_grad_worker_fraction_needs_kfac(self):
         with self.assertRaisesRegex(SystemExit, "--grad-worker-fraction needs --method kaisa, natgrad"):
