@@ -1,13 +1,15 @@
 """The examples of examples/torch: each runs some steps, learns, and takes every method."""
 import contextlib
-import importlib
+import importlib.util
 import io
+import json
 import math
 import os
 import re
 import struct
 import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -136,7 +138,122 @@ class Examples(Case):
                 self.run_example(*small)
             data = dict(tokens=torch.randint(1, 64, (8, 12)), labels=torch.randint(2, (8,)))
             torch.save(data, os.path.join(folder, "texts.pt"))
-            self.run_example("bert", "--data", os.path.join(folder, "texts.pt"), "--batch-size", 4, "--steps", 2)
+            small = ("bert", "--data", os.path.join(folder, "texts.pt"), "--batch-size", 4, "--steps", 2)
+            self.run_example(*small)
+            self.assertNotIn("test", self.printed)
+            torch.save(dict(data, test_tokens=data["tokens"], test_labels=data["labels"]), os.path.join(folder, "texts.pt"))
+            self.run_example(*small)
+            self.assertRegex(self.printed, "test accuracy [0-9.]+ %, test F1 [0-9.]+ %")
+            with self.assertRaisesRegex(SystemExit, "--data: a folder needs --model"):
+                self.run_example("bert", "--data", folder)
+
+
+@unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed")
+class TextsOfBert(Case):
+    """Files in the formats of GLUE and SQuAD, with a tokenizer of eleven words."""
+    run_example = Examples.run_example
+
+    def setUp(self):
+        import transformers
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder, words = folder.name, "[PAD] [UNK] [CLS] [SEP] [MASK] who what ran ate a cat dog fish . ? red".split()
+        with open(os.path.join(self.folder, "vocab.txt"), "w", encoding="ascii") as file:
+            file.write("\n".join(words) + "\n")
+        torch.manual_seed(1)
+        transformers.BertForQuestionAnswering(transformers.BertConfig(
+            vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.1)).save_pretrained(self.folder)
+        transformers.BertTokenizerFast(os.path.join(self.folder, "vocab.txt")).save_pretrained(self.folder)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
+        self.small = ("bert", "--data", self.folder, "--model", self.folder, "--lr", 0.05, "--length", 24, "--batch-size", 8)
+
+    def write_questions(self, name, answers=True):
+        asked = []
+        for subject, thing in (("cat", "red fish"), ("dog", "fish"), ("fish", "cat"), ("cat", "dog")):
+            context = f"A {subject} ran . The {subject} ate a {thing} ."
+            asked.append(dict(context=context, qas=[
+                dict(id="1", question="who ran?", answers=[dict(text=subject, answer_start=2)] * answers),
+                dict(id="2", question="what ate?", answers=[dict(text=thing, answer_start=context.index(thing, 20))] * answers)]))
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            json.dump(dict(data=[dict(paragraphs=asked)]), file)
+        return os.path.join(self.folder, name)
+
+    def test_questions(self):
+        import texts
+        path = self.write_questions("train-v1.1.json")
+        for length, stride, windows in ((24, 4, 1), (14, 4, 2)):
+            found = texts.Questions(path, self.tokenizer, length, stride)
+            self.assertEqual(len(found.answers), 8)
+            self.assertGreaterEqual(len(found.tokens), 8 * windows)
+            seen = set()
+            for i, number in enumerate(found.question.tolist()):
+                begin, end = found.begin[i].item(), found.end[i].item()
+                if begin:
+                    seen.add(number)
+                    text = found.contexts[number][found.places[i, begin, 0]:found.places[i, end, 1]]
+                    self.assertEqual(text, found.answers[number][0])
+            self.assertEqual(seen, set(range(8)))
+
+    def test_scores_of_answers(self):
+        """A model that knows the first and the last token of each answer, and one whose answers end a token late."""
+        import texts
+        found = texts.Questions(self.write_questions("dev-v1.1.json"), self.tokenizer, 14, 4)
+        rows = {tuple(row): (b, e) for row, b, e in zip(found.tokens.tolist(), found.begin.tolist(), found.end.tolist())}
+
+        def make_model(late):
+            def model(tokens, segments):
+                output = torch.zeros(*tokens.shape, 2)
+                output[:, 1:3] = 99.0  # words of the question, which are no answer
+                for i, row in enumerate(tokens.tolist()):
+                    begin, end = rows[tuple(row)]
+                    if begin:
+                        output[i, begin, 0] = output[i, end + late, 1] = 9.0
+                return output
+            return model
+        args = types.SimpleNamespace(rank=0, ranks=1, device="cpu")
+        self.assertEqual(found.make_test(args)(make_model(0)), dict(EM=1, F1=1))
+        # one word more, except the full stop after the four things: 4 times (1 of 2 words, 1 of 1), else the same
+        late = found.make_test(args)(make_model(1))
+        self.assertEqual(late["EM"], 0.5)
+        self.assertAlmostEqual(late["F1"], (4 + 4 * 2 / 3) / 8, 12)
+        with mock.patch.object(texts, "LONGEST_ANSWER", 1):  # one of the two words of "red fish"
+            short = found.make_test(args)(make_model(0))
+        self.assertEqual(short["EM"], 7 / 8)
+        self.assertAlmostEqual(short["F1"], (7 + 2 / 3) / 8, 12)
+
+    def test_squad_runs(self):
+        for name in ("train-v1.1.json", "dev-v1.1.json"):
+            self.write_questions(name)
+        self.assertEqual(len(self.run_example(*self.small, "--task", "answer", "--epochs", 1)), 1)
+        self.assertRegex(self.printed, "test EM [0-9.]+ %, test F1 [0-9.]+ %")
+        self.write_questions("dev-v1.1.json", answers=False)
+        with self.assertRaisesRegex(SystemExit, "question 1 has no answer, expected the format of SQuAD 1.1"):
+            self.run_example(*self.small, "--task", "answer")
+        os.remove(os.path.join(self.folder, "dev-v1.1.json"))
+        with self.assertRaisesRegex(SystemExit, "has 0 files dev.*json, expected one"):
+            self.run_example(*self.small, "--task", "answer")
+
+    def test_glue(self):
+        import bert
+        import texts
+        for name in ("train.tsv", "dev.tsv"):
+            with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+                file.write('index\tsentence1\tsentence2\tgold\n' + '0\ta "cat\ta red dog\tno\n1\twho\twhat\tyes\n' * 4)
+        path, columns = os.path.join(self.folder, "dev.tsv"), ("--columns", "sentence1", "sentence2", "--label", "gold")
+        tokens, segments, labels = texts.read_table(path, ("sentence1", "sentence2"), "gold", self.tokenizer, 12)
+        self.assertEqual(labels, ["no", "yes"] * 4)
+        self.assertEqual(tokens[0].tolist(), [2, 9, 1, 10, 3, 9, 15, 11, 3, 0, 0, 0])  # a quote is an unknown word
+        self.assertEqual(segments[0].tolist(), [0] * 5 + [1] * 4 + [0] * 3)
+        self.assertEqual(len(self.run_example(*self.small, *columns, "--epochs", 1)), 1)
+        self.assertRegex(self.printed, "test accuracy [0-9.]+ %, test F1 [0-9.]+ %")
+        with self.assertRaisesRegex(SystemExit, "train.tsv has no column label"):
+            self.run_example(*self.small, *columns[:3])
+        # four classes found for labels 0 1 1 1: two right; of class 1 one is found, which is right, and three are expected
+        args, found = types.SimpleNamespace(rank=0, ranks=1, device="cpu"), torch.eye(2)[[0, 1, 0, 0]]
+        test = [torch.arange(4)[:, None], torch.zeros(4, 1), torch.tensor([0, 1, 1, 1])]
+        scores = bert.make_class_test(args, test, 2)(lambda tokens, segments: found[tokens[:, 0]])
+        self.assertEqual(scores, dict(accuracy=0.5, F1=2 * 1 / (1 + 3)))
 
 
 class PublishedOptions(Case):
@@ -248,6 +365,17 @@ class PublishedOptions(Case):
         self.assertAlmostEqual(metrics.bleu(metrics.bleu_counts("abcd", "abcdef")), math.exp(1 - 6 / 4), 12)  # too short
         self.assertAlmostEqual(metrics.bleu(metrics.bleu_counts("abcdef", "abcd")), (4 / 6 * 3 / 5 * 2 / 4 * 1 / 3)**0.25, 12)
         self.assertEqual(metrics.bleu([0] * 10), 0)
+
+    def test_exact_match_and_f1(self):
+        """As SQuAD compares: without case, punctuation and articles; the best of several answers."""
+        import metrics
+        self.assertEqual(metrics.normalize("The Cat, (an) O'Neil's A-team."), ["cat", "oneils", "ateam"])
+        words = metrics.normalize("the red cat sat")
+        self.assertEqual(metrics.exact_and_f1(words, [["dog"], ["red", "cat", "cat"]]), (0.0, 2 * 2 / (3 + 3)))
+        self.assertEqual(metrics.exact_and_f1(words, [["dog"], ["red", "cat", "sat"]]), (1.0, 1.0))
+        self.assertEqual(metrics.exact_and_f1([], [["dog"]]), (0.0, 0.0))
+        # three right of four found and six expected: precision 3/4, recall 1/2
+        self.assertAlmostEqual(metrics.f1(3, 4, 6), 2 * 0.75 * 0.5 / 1.25, 12)
 
     def test_skip_layers_is_passed_on(self):
         for name in ("kaisa", "natgrad", "eva-natgrad", "spngd"):

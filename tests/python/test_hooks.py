@@ -18,6 +18,20 @@ from natgrad import compat
 NAMES = ("0", "2", "6", "8")
 
 
+class Conv1D(nn.Module):
+    """Like Conv1D of transformers: a linear layer with the weight [in, out]."""
+
+    def __init__(self, columns, rows):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(columns, rows) / 3), nn.Parameter(torch.zeros(rows))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
+
+
 class GradientsMatchOracle(Case):
     """Compared with the oracle."""
 
@@ -385,15 +399,7 @@ class WithoutCurvature(Case):
             natgrad.MFAC(model).close()  # a window covers everything
 
     def test_transposed_weight_of_conv1d(self):
-        """Conv1D of transformers has the weight [in, out]; results equal nn.Linear up to the order of sums."""
-        class Conv1D(nn.Module):
-            def __init__(self, columns, rows):
-                super().__init__()
-                self.weight, self.bias = nn.Parameter(torch.randn(columns, rows) / 3), nn.Parameter(torch.zeros(rows))
-
-            def forward(self, x):
-                return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
-        Conv1D.__module__ = "transformers.pytorch_utils"
+        """Results equal nn.Linear up to the order of sums."""
         makers = (lambda m: make_preconditioner(m), natgrad.Eva, lambda m: natgrad.MFAC(m, window=3),
                   lambda m: natgrad.SGD(m, lr=0.1, momentum=0.9, damping=0.1), lambda m: natgrad.AdamW(m, weight_decay=0.1),
                   lambda m: natgrad.SGD(m, lr=0.1, method="eva-f"), lambda m: natgrad.KFAC(m, clip="ratio", clip_bound=0.01))
@@ -424,6 +430,17 @@ class WithoutCurvature(Case):
         why = self.why_by_name(make_preconditioner(model))
         self.assertIn("custom forward", why["0.weight"])
         self.assertIn("computed", why["1.weight_v"])
+
+    def test_weight_of_linear_and_conv1d_keeps_gradient(self):
+        """A linear layer and a Conv1D that share a weight use its transpose, so the factors differ."""
+        for first, second in ((nn.Linear(4, 6), Conv1D(6, 4)), (Conv1D(4, 6), nn.Linear(6, 4))):
+            second.weight = first.weight
+            model = nn.Sequential(first, second, nn.Linear(4, 3))
+            x, y = torch.randn(8, 4), torch.randint(3, (8,))
+            why = self.assert_gradients_untouched(model, lambda m: F.cross_entropy(m(x), y), ["0.weight"])
+            self.assertRegex(why["0.weight"], "^tied to '1.weight' of a .*, whose factors differ$")
+            with self.assertWarnsRegex(UserWarning, "0.weight: tied to '1.weight'"):
+                make_preconditioner(model)
 
     def test_tied_embedding_keeps_gradient(self):
         class TiedNet(nn.Module):

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import natgrad
+import oracle
 import ranks
-from front import NEW, Case, random_batch, loss_of, small_conv_net
+from front import DAMPING, NEW, Case, gradients_of, loss_of, make_preconditioner, random_batch, small_conv_net
 from natgrad import compat
 from natgrad._methods import CLASSES
 
@@ -359,6 +360,34 @@ class InstalledTrainers(Case):
                     other = Module(how)
                     trainer(folder, 2).fit(other, loader, ckpt_path=f"{folder}/half.ckpt", weights_only=True)
                     self.assert_same_tensors(other.state_dict(), two.state_dict())
+
+
+@unittest.skipUnless(*skip_unless_arguments("peft"))
+class Peft(Case):
+    def test_lora_factors_equal_kfac_in_float64(self):
+        """The low-rank factors of peft are linear layers; the layers around them are frozen."""
+        peft = importlib.import_module("peft")
+        torch.manual_seed(1)
+        base = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+        model = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=6, target_modules=["0", "2"], init_lora_weights=False))
+        x, y = torch.randn(8, 5, 6), torch.randint(4, (8, 5))  # samples, positions
+
+        def losses(m):
+            yield nn.functional.cross_entropy(m(x.to(next(m.parameters()).dtype)).flatten(0, 1), y.flatten())
+        names = [name for name, module in model.named_modules() if name.endswith(".default") and isinstance(module, nn.Linear)]
+        self.assertEqual([name.split("model.")[-1] for name in names], [f"{i}.lora_{c}.default" for i in (0, 2) for c in "AB"])
+        expected = oracle.kfac_gradients(model, names, losses, DAMPING)
+        frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+        self.assertEqual(len(frozen), 4)
+        k = make_preconditioner(model)
+        next(losses(model)).backward()
+        self.assertEqual(k.step(), 0)
+        self.assert_near_oracle(gradients_of(model), expected)
+        self.assertEqual(sorted(gradients_of(model)), [name + ".weight" for name in sorted(names)])
+        optimizer = natgrad.SGD(model, lr=0.1, damping=DAMPING)
+        next(losses(model)).backward()
+        optimizer.step()
+        self.assert_same_tensors({name: p for name, p in model.named_parameters() if not p.requires_grad}, frozen)
 
 
 if __name__ == "__main__":
