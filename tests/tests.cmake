@@ -488,6 +488,7 @@ if(NOT NATGRAD_SANITIZE)
     endforeach()
   endforeach()
   natgrad_test(python_wheel LABEL long COMMAND ${PROJECT_SOURCE_DIR}/tests/python_wheel.sh)
+  natgrad_test(python_manylinux LABEL long COMMAND ${PROJECT_SOURCE_DIR}/tests/python_manylinux.sh)
 endif()
 # Python loads the shared library; one that needs a sanitizer's cannot be loaded so: skipped, not left out.
 foreach(what layout train)
