@@ -11,6 +11,7 @@ published.
 """
 import argparse
 import contextlib
+import gc
 import os
 import sys
 
@@ -71,7 +72,8 @@ def parse_arguments(parser, published=()):
             sys.exit(f"{flag} needs --method {', '.join(methods)}")
     if args.patience and (args.lr_decay or args.warmup_epochs):
         sys.exit("--patience: expected 0 with --lr-decay or --warmup-epochs")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():  # set by torchrun
+    args.is_started_by_torchrun = int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized()
+    if args.is_started_by_torchrun:
         distributed.init_process_group("gloo")
     args.rank, args.ranks = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     return args
@@ -179,13 +181,28 @@ class Method:
         for scheduler in self.step_schedulers:
             scheduler.step()
 
+    def close(self):
+        if self.reporter is not None:
+            getattr(self.reporter, "preconditioner", self.reporter).close()
+
 
 def train(args, model, batches, loss_of, accuracy_of=None, evaluate=None, vocabulary=None, step_factor=None):
     """Train, print a line for each epoch, and return the losses of all steps of this rank.  batches() yields this rank's batches of
     an epoch; loss_of(model, batch) returns (loss, output).  evaluate(model) returns numbers by name, equal on all ranks, after each
     epoch: "loss" and "perplexity", or shares such as "accuracy"."""
     model.to(args.device)
-    method, losses, parts = Method(args, model, vocabulary, step_factor), [], args.accumulation_steps
+    method = Method(args, model, vocabulary, step_factor)
+    losses = run_epochs(args, model, method, batches, loss_of, accuracy_of, evaluate)
+    method.close()
+    if args.is_started_by_torchrun:  # end the threads of the group before Python ends: PyTorch 1.13 may abort otherwise
+        gc.collect()
+        distributed.barrier()
+        distributed.destroy_process_group()
+    return losses
+
+
+def run_epochs(args, model, method, batches, loss_of, accuracy_of, evaluate):
+    losses, parts = [], args.accumulation_steps
     wrapped = DistributedDataParallel(model) if args.ranks > 1 else model
     if args.ranks > 1:
         torch.manual_seed(args.seed + args.rank)  # each rank drops other units
