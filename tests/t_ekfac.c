@@ -316,11 +316,43 @@ static void refused_input_skips_the_step(void **unused) {
   assert_memory_equal(out[0], out[1], sizeof out[0]);
 }
 
+/* A layer that runs twice: its second input is refused, so its output gradients must not be paired with the first one, which has
+ * another image size. */
+static void refused_second_input_skips_both_pairs(void **unused) {
+  float a[12] = {1, 2, 3, 4}, nan[8] = {NAN}, g[18] = {1}, grad[6] = {1};
+  const ng_array x = ng_array_nchw(a, 2, 2, 1, 3, NG_F32),
+                 z = ng_array_nchw(nan, 2, 2, 1, 2, NG_F32),
+                 g1 = ng_array_nchw(g, 2, 3, 1, 3, NG_F32),
+                 g2 = ng_array_nchw(g, 2, 3, 1, 2, NG_F32), D = ng_array_matrix(grad, 3, 2, NG_F32);
+  ng_layer l;
+  fixture f;
+  ng_layer_init(&l, NG_CONV2D, sizeof l);
+  l.name = "conv";
+  l.in = 2;
+  l.out = 3;
+  l.bias = 0;
+  fixture_ok(&f, fixture_open(&f, OPTIONS, NULL));
+  fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
+  fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &D));
+  fixture_ok(&f, ng_ready(f.p));
+  fixture_ok(&f, fixture_begin(&f, 2));
+  fixture_ok(&f, ng_observe_input(f.p, 0, &x, NG_BORROW));
+  fixture_fails(&f, ng_observe_input(f.p, 0, &z, NG_BORROW), NG_SKIPPED, "input is not finite");
+  fixture_fails(&f, ng_observe_output_grad(f.p, 0, &g2, NG_COPY), NG_SKIPPED,
+                "layer 'conv': the output gradient is not added to the statistics");
+  fixture_fails(&f, ng_observe_output_grad(f.p, 0, &g1, NG_COPY), NG_SKIPPED, "an earlier array");
+  assert_int_equal(ng_step(f.p, 0.1), NG_SKIPPED);
+  fixture_close(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(directions_match_formulas),    cmocka_unit_test(resumes_bit_for_bit),
-      cmocka_unit_test(bad_input_has_one_answer),     cmocka_unit_test(inputs_are_lent),
+      cmocka_unit_test(directions_match_formulas),
+      cmocka_unit_test(resumes_bit_for_bit),
+      cmocka_unit_test(bad_input_has_one_answer),
+      cmocka_unit_test(inputs_are_lent),
       cmocka_unit_test(refused_input_skips_the_step),
+      cmocka_unit_test(refused_second_input_skips_both_pairs),
   };
   return cmocka_run_group_tests_name("ekfac", tests, make_folder, delete_folder);
 }

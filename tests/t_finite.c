@@ -318,6 +318,9 @@ static void store_infinite_average(ng_precond *p) {
 static void store_negative_second_moment(ng_precond *p) {
   ((float *)p->entry[0]->slot[0].v)[2] = -FLT_TRUE_MIN;
 }
+static void store_negative_sample_moment(ng_precond *p) {
+  ((float *)p->block[0]->stat[2].part[0].average)[2] = -FLT_TRUE_MIN;
+}
 static void store_negative_window_moment(ng_precond *p) {
   ng_window_of(p->block[0])->s[ALL - 1] = -1.0F;
 }
@@ -329,6 +332,7 @@ static const fault faults[] = {
      store_infinite_average},
     {"method=eva", "'fc/second.weight' holds a number below 0", &adamw,
      store_negative_second_moment},
+    {"method=ekfac", "'fc/V' holds a number below 0", &in_place, store_negative_sample_moment},
     {FIRST "adam", "'window/second' holds a number below 0", &in_place,
      store_negative_window_moment},
     {FIRST "adagrad", "'window/second' holds a number below 0", &in_place,

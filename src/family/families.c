@@ -238,6 +238,7 @@ ng_field ng_average_field(const ng_stat *s, int32_t i, bool older) {
   ng_field f = ng_part_field(s, i, older ? "_older" : "", s->average_dtype, part->rows, part->cols,
                              older ? part->older : part->average);
   f.is_symmetric = s->symmetric;
+  f.is_nonnegative = s->nonnegative;
   if (s->symmetric) {
     f.row_offsets = f.col_offsets = part->offsets;
     f.row_channels = f.col_channels = part->channels;

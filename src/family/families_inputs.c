@@ -14,8 +14,14 @@ ng_status ng_inputs_store(ng_block *b, ng_inputs *k, const ng_obs *o) {
 }
 
 ng_status ng_inputs_find(const ng_block *b, const ng_inputs *k, const ng_obs *o, const ng_obs **x) {
+  /* The latest input may belong to another output gradient. */
+  if (o->follows_refusal) {
+    return ng_fail(b->ctx, NG_SKIPPED,
+                   "layer '%s': the output gradient is not added to the statistics, because an "
+                   "earlier array of the layer is not finite; the step will be skipped",
+                   b->name);
+  }
   if (k->count == 0 || k->batch != o->batch) {
-    if (o->follows_refusal) return NG_SKIPPED;
     return ng_fail(b->ctx, NG_ERR_STATE,
                    "layer '%s': an output gradient was observed without its input in this "
                    "micro-batch",

@@ -34,10 +34,9 @@ typedef struct ng_obs {
   int64_t batch_samples, first_sample;
   int64_t positions; /* output positions of one sample */
   int64_t in_size[2],
-      out_size[2]; /* conv2d: [height, width] of the observed array, and of the output */
-  int64_t batch;   /* number of the micro-batch */
-  bool
-      follows_refusal; /* an earlier array of this step was refused, perhaps the input of an output gradient */
+      out_size[2];      /* conv2d: [height, width] of the observed array, and of the output */
+  int64_t batch;        /* number of the micro-batch */
+  bool follows_refusal; /* an earlier array of the layer was refused in this micro-batch */
   double loss_scale;
   double lr; /* NG_OBSERVED_FLATGRAD: learning rate of the step */
   ng_reduction reduction;
@@ -302,8 +301,8 @@ typedef struct ng_inputs {
 } ng_inputs;
 /* Add an input; inputs of an earlier micro-batch are dropped. */
 ng_status ng_inputs_store(ng_block *b, ng_inputs *k, const ng_obs *o);
-/* *x <- the latest input, which belongs to the output gradient o; NG_SKIPPED: the input was refused. The input stays in the list, so that the caller can
- * observe a refused output gradient again; ng_inputs.count-- removes it. */
+/* *x <- the latest input, which belongs to the output gradient o; NG_SKIPPED: an earlier array was refused. The input
+ * stays in the list, so that the caller can observe a refused output gradient again; ng_inputs.count-- removes it. */
 ng_status ng_inputs_find(const ng_block *b, const ng_inputs *k, const ng_obs *o, const ng_obs **x);
 
 /* Let the engine compute the result of m with this damping (ng_matrix). */

@@ -71,7 +71,7 @@ static ng_status declare_statistics(ng_block *b) {
   s->name = "V";
   s->observed = NG_OBSERVED_OUTGRAD;
   s->also_observed = NG_OBSERVED_INPUT;
-  s->every_step = true;
+  s->every_step = s->nonnegative = true;
   s->rule.averaged = true;
   const ng_status allocated = ng_stat_alloc_parts(b, s, 1, 1);
   if (allocated != NG_OK) return allocated;

@@ -26,8 +26,8 @@ static ng_muon *muon_of_block(const ng_block *b) { return b->state; }
 
 /* Sets (a, b, c) of iterations. After the last triple, `repeats`: start again; otherwise: the last triple again. Sources:
  * Jordan et al. 2024 (simple: muon_a, muon_b, muon_c); the other sets as in NVIDIA Emerging-Optimizers. polar_express: Amsel et
- * al. 2025, arXiv 2505.16932, with the safety factor 1.01; cans: Grishina et al. 2025, arXiv 2506.10935. The set aol is not
- * here, because its first triple changes the sign of singular values above 0.88. */
+ * al. 2025, arXiv 2505.16932, with the safety factor 1.01; cans: Grishina et al. 2025, arXiv 2506.10935; cubic5: Huang 2026,
+ * arXiv 2606.00371. The set aol is not here, because its first triple changes the sign of singular values above 0.88. */
 static const double quintic[][3] = {{4.0848, -6.8946, 2.9270},
                                     {3.9505, -6.3029, 2.6377},
                                     {3.7418, -5.5913, 2.3037},

@@ -217,6 +217,7 @@ struct ng_block {
   bool is_excluded;  /* the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
   double *gradient_sums;  /* [groups of all segments x 2] results of ng_family.describe_sums */
+  int64_t refused_batch;  /* the last micro-batch in which an array of the block was not finite */
   int32_t unobserved_now; /* number of statistics that were due and that no rank observed */
   /* Since ng_ready. */
   bool was_observed

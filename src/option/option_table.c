@@ -289,7 +289,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "- polar_express: 8 triples, then the last one (arXiv 2505.16932), from 0.999 to "
             "1.001.\n"
             "- cans: 5 triples, then the last one (arXiv 2506.10935), from 0.88 to 1.12.\n"
-            "- cubic5: 5 triples with c = 0, again and again; no product A A, from 0.77 to 1.3."),
+            "- cubic5: 5 triples with c = 0, again and again (arXiv 2606.00371); no product A A, from "
+            "0.77 to 1.3."),
     ROW(muon_a, "muon", "3.4445", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,
         .help = "a of muon_coefficients = simple."),
     ROW(muon_b, "muon", "-4.775", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,

@@ -83,6 +83,7 @@ typedef struct ng_stat {
   uint32_t observed;      /* NG_OBSERVED_ bit of the observation that adds to the statistic */
   uint32_t also_observed; /* bit of an earlier observation that is needed, too; 0: none */
   bool symmetric;
+  bool nonnegative; /* the elements are means of squares: f32, never negative */
   bool every_step;  /* stat_period does not apply */
   bool own_message; /* the sums are sent in a message of their own */
   ng_dtype average_dtype,

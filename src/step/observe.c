@@ -291,10 +291,10 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   o.view.data = s == NULL ? NULL : s->data;
   o.view.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
-  o.follows_refusal = step->has_refused;
   ng_status st = s == NULL ? wrong : view_array(p, e, s, grad, &o);
   if (none) s = &nothing;
   ng_block *b = e->block;
+  o.follows_refusal = b != NULL && b->refused_batch == o.batch;
   const bool local = b != NULL && b->base.statistics == NG_STATISTICS_LOCAL;
   o.batch_samples = local ? 0 : step->batch.whole;
   o.first_sample = local ? 0 : step->batch.first;
@@ -311,6 +311,7 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   /* A non-finite array is no error: loss scalers cause such arrays now and then. */
   if (st != NG_SKIPPED) return st;
   step->has_refused = true;
+  b->refused_batch = o.batch;
   const bool pair =
       e->d.kind == NG_NORM && family_detects_nonfinite(b); /* scans input and gradient together */
   return ng_fail(

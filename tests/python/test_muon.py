@@ -128,6 +128,25 @@ class MuonTest(unittest.TestCase):
             for name, x in self.model.state_dict().items():
                 self.assertTrue(torch.equal(x, before[name]), name)
 
+    def test_half_precision_and_a_late_first_gradient(self):
+        """A weight in bf16 or f16 gets the step in f32, rounded to its dtype; without a gradient it stays."""
+        for dtype in (torch.bfloat16, torch.float16):
+            model = nn.Linear(4, 6, bias=False).to(dtype)
+            optimizer = natgrad.Muon(model, lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
+            weight, states = model.weight.detach().double(), {}
+            for t in range(4):
+                model.weight.grad = None if t == 0 else torch.randn(6, 4).to(dtype)
+                exact = nn.Linear(4, 6, bias=False).double()
+                exact.weight.data.copy_(model.weight.detach())
+                exact.weight.grad = None if t == 0 else model.weight.grad.double()
+                step_by_definition(exact, ("weight",), states, t)
+                optimizer.step()
+                self.assertEqual(model.weight.dtype, dtype)
+                eps = torch.finfo(dtype).eps * exact.weight.abs().clamp_min(0.1)
+                self.assertTrue(((model.weight.double() - exact.weight).abs() <= eps + TOLERANCE).all(), (dtype, t))
+            self.assertEqual(optimizer.note, 0)
+            self.assertGreater((model.weight.double() - weight).abs().max(), 0.05)
+
     def test_coefficient_sets(self):
         """Without momentum a square weight moves by X, whose singular values are p(s), p the composed polynomials.  The last two
         columns: the least and largest p(s) in float64 for s from 0.01 to 1, as in docs/options.md.  f32: 1e-3, because the first
@@ -167,12 +186,14 @@ class MuonTest(unittest.TestCase):
     def test_bad_arguments_are_named(self):
         model = Net()
         everything = [dict(params=list(model.parameters()), use_muon=True)]
+        table = [dict(params=model.table.parameters(), use_muon=True)]
         for first, keywords, says in (
                 (model, {"ns_coefficients": "quintic"}, "ns_coefficients is 'quintic', expected three numbers"),
                 (model, {"muon_coefficients": "aol"}, "muon_coefficients: 'aol'"),
                 (model, {"adjust_lr_fn": "rms"}, "adjust_lr_fn is 'rms', expected None, 'original' or 'match_rms_adamw'"),
                 (model, {"ns_steps": 0}, "muon_steps: '0' is out of range"),
-                (everything, {"model": model}, "'gain' is in a group with use_muon=True, but is no weight")):
+                (everything, {"model": model}, "'gain' is in a group with use_muon=True, but is no weight"),
+                (table, {"model": model}, "'table.weight' is in a group with use_muon=True, but is no weight of a linear layer")):
             with self.assertRaisesRegex(natgrad.Error, says):
                 natgrad.Muon(first, **keywords)
 

@@ -58,6 +58,27 @@ class Soap(Case):
                 self.assertTrue(torch.isfinite(parameter).all(), name)
                 self.assertEqual(note == 2, bool((parameter - before[name]).abs().max() > 1e-3), name)
 
+    def test_a_late_first_gradient(self):
+        """Steps without a gradient leave the layer: its later steps have the bits of a run that starts with the gradient."""
+        weights = []
+        for late in (0, 2):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+            optimizer = natgrad.SOAP(model, missing="keep")
+            for t in range(late + 3):
+                generator = torch.Generator().manual_seed(t - late if t >= late else 9)
+                for parameter in model[0].parameters():
+                    parameter.grad = torch.randn(parameter.shape, generator=generator) if t >= late else None
+                for parameter in model[1].parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                before = model[0].weight.detach().clone()
+                optimizer.step()
+                if t < late:
+                    self.assertEqual(optimizer.note, 0)
+                    self.assertTrue(torch.equal(before, model[0].weight))
+            weights.append(model[0].weight.detach())
+        self.assertTrue(torch.equal(*weights))
+
     def test_scalars_half_precision_and_wide_axes(self):
         class Net(nn.Module):
             def __init__(self):
