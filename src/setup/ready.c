@@ -8,15 +8,20 @@
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* The counting pass and the placing pass call this function, so they request the same memory in the same order. */
+/* The counting pass and the placing pass call this function, so they request the same memory in the same order. The sums of all
+ * statistics are adjacent, as messages need them (step/sums.c); other memory of families in the same arena follows. */
 ng_status ng_setup_request_memory(ng_precond *p, ng_plan *plan) {
+  for (int32_t i = 0; i < p->blocks; i++) {
+    const int64_t before = ng_plan_counted_bytes(plan);
+    ng_plan_stats(plan, p->block[i]);
+    p->block[i]->curvature_bytes = ng_plan_counted_bytes(plan) - before;
+  }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const int64_t before = ng_plan_counted_bytes(plan);
-    ng_plan_stats(plan, b);
     const ng_status st = b->family->request_memory(b, plan);
     if (st != NG_OK) return st;
-    b->curvature_bytes = ng_plan_counted_bytes(plan) - before;
+    b->curvature_bytes += ng_plan_counted_bytes(plan) - before;
     ng_emission_plan_direction(b, plan);
   }
   ng_plan_scratch(plan, ng_gather_scratch(p));
