@@ -50,7 +50,7 @@ static void add_squares(const test_case *s, int32_t l, int64_t group, const case
 }
 
 static void observe_squares(const test_case *s, const ng_settings *o, int32_t t, int32_t l,
-                            int64_t group, bool first, expected *x) {
+                            int64_t group, expected *x) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
   const int64_t n = s->layer[l].out / groups * oracle_columns(&s->layer[l]);
   double *sum = zeros(n), samples = 0.0, *V = x->V + group * n;
@@ -61,8 +61,7 @@ static void observe_squares(const test_case *s, const ng_settings *o, int32_t t,
     }
   }
   for (int64_t i = 0; i < n; i++)
-    V[i] =
-        first ? sum[i] / samples : o->stat_decay * V[i] + (1.0 - o->stat_decay) * sum[i] / samples;
+    V[i] = o->stat_decay * V[i] + (1.0 - o->stat_decay) * sum[i] / samples;
   free(sum);
 }
 
@@ -99,7 +98,7 @@ static void predict_group(const test_case *s, const oracle *factors, const ng_se
     if (age == 0) dense_eigen(size[side], cut, x->d[side] + group * n, Q[side]);
     free(cut);
   }
-  if (age > 0) observe_squares(s, o, t, l, group, age == 1, x);
+  if (age > 0) observe_squares(s, o, t, l, group, x);
   for (int64_t i = 0; i < q * p && age == 0; i++)
     V[i] = x->d[1][group * q + i / p] * x->d[0][group * p + i % p];
   dense_product(true, false, q, p, q, Q[1], s->D[t][l] + group * q * p, U);

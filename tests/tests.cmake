@@ -456,6 +456,7 @@ if(NOT NATGRAD_SANITIZE)
           curvature
           double
           dropped
+          ekfac
           embedding_ranks
           embeddings
           examples

@@ -7,10 +7,11 @@
  * g_ns is the output gradient of the loss of sample n alone, so the inner sum is the gradient of sample n. Among all diagonal
  * matrices in this basis, V is the nearest one to the Fisher matrix (theorem 2); K-FAC has d_G d_A' instead.
  *
- * V is a statistic, measured in every step in the basis of the last solve and averaged with stat_decay. A solve resets V: it
- * becomes d_G d_A', which the first observation in the new basis replaces (stat_start = first). So the step of a solve is a
- * step of K-FAC, and V contains no other basis. To measure V of a whole data set in one basis (a separate pass), observe the
- * data as micro-batches of one step, whose solve gives the basis, then again as micro-batches of the next step.
+ * V is a statistic, measured in every step in the basis of the last solve and averaged with stat_decay. A solve resets V to
+ * d_G d_A', the start of the average in the new basis. So the step of a solve is a step of K-FAC, and V contains no other basis. A
+ * start from the first observation trains worse (docs/algorithms.md). To measure V
+ * of a whole data set in one basis (a separate pass), set stat_decay = 0, observe the data as micro-batches of one step, whose
+ * solve gives the basis, then again as micro-batches of the next step.
  *
  * Every rank measures its samples, so every rank stores the bases and V: statistics = all, grad_worker_fraction = 1. V needs
  * an input together with its output gradient, so the caller lends inputs (NG_BORROW). */
@@ -173,7 +174,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   return ng_kron_solve(b, phase);
 }
 
-/* Enqueue V <- d_G d_A'. The next observation replaces V. */
+/* Enqueue V <- d_G d_A'. */
 static void reset_moments(ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   ng_queue *q = b->ctx->queue;
@@ -188,7 +189,7 @@ static void reset_moments(ng_block *b) {
                          right->n, 0.0, V, k->p);
     }
   }
-  s->started = false;
+  s->started = true;
   k->ekfac->has_new_basis = false;
 }
 

@@ -146,7 +146,9 @@ static const ng_option_setting ekfac_values[] = {SET(solver, NG_SOLVER_EIGEN),
                                                  SET(damping_split, NG_SPLIT_JOINT),
                                                  SET(spatial, NG_SPATIAL_FULL), NG_VALUES_END};
 
-static const ng_option_setting ekfac_published[] = {NO_CLIP_NO_NORMS, NG_VALUES_END};
+/* Both programs measure second moments of all data in a second pass. */
+static const ng_option_setting ekfac_published[] = {NO_CLIP_NO_NORMS, SET(stat_decay, 0),
+                                                    NG_VALUES_END};
 
 /* nikhilvyas/SOAP. The owner of a block computes its matrices and directions. */
 #define SOAP_VALUES                                                                                \

@@ -57,7 +57,7 @@ class Oracle:
         else:
             D = torch.einsum("nsi,nsj->nij", self.g, self.a)
             V = (self.QG.T @ D @ self.QA).square().mean(0)
-            self.V = V if age == 1 else DECAY * self.V + (1 - DECAY) * V
+            self.V = DECAY * self.V + (1 - DECAY) * V
         self.steps += 1
         D = self.module.weight.grad.double().flatten(1)
         if self.module.bias is not None:
