@@ -413,6 +413,13 @@ static const family families[] = {
      "method=torch-muon muon_momentum=0.5 muon_nesterov=0 muon_scale=rms muon_epsilon=0.1 "
      "first_decay=0",
      SHAPED | FRACTIONS | NORMS | TOKENS, WHOLE, .predict = muon_predict, .growth = MUON_GROWTH},
+    {"newton-muon", "method=newton-muon solve_period=1 stat_decay=0.6 clip=kl kl_clip=0.01",
+     SHAPED | FRACTIONS | HALVES | READS_INPUT, .calls = ANY_PARTS, .shards = ANY_PARTS,
+     .knob = "damping", .predict = newton_muon_predict, .growth = MUON_GROWTH},
+    {"newton-muon, blocks",
+     "method=newton-muon solve_period=1 stat_decay=0.6 factor_blocks=2 muon_nesterov=0",
+     SHAPED | FRACTIONS | READS_INPUT, .calls = ANY_PARTS, .shards = ANY_PARTS, .knob = "damping",
+     .predict = newton_muon_predict, .growth = MUON_GROWTH},
     {"muon beside a window", "method=muon per_layer='conv2d: method=mfac damping=0.1 window=3'",
      SHAPED, WHOLE, .growth = 1000},
     {"soap", "method=soap solve_period=2 moment_epsilon=0.01 clip=kl kl_clip=0.01",

@@ -233,8 +233,62 @@ static void muon_step(const ng_options *o, const ng_layer *l, const double *D, d
   free(U);
 }
 
-static void predict_elements(const test_case *s, const ng_options *opt, bool muon,
+void cut_diagonal_blocks(const ng_settings *o, const ng_layer *l, bool grad, int64_t n, double *F) {
+  const int64_t groups = l->kind == NG_CONV2D ? l->groups : 1,
+                channels = (grad ? l->out : l->in) / groups, taps = grad ? 1 : n / channels,
+                blocks = o->factor_blocks < channels ? o->factor_blocks : channels;
+  int64_t *block = must_calloc((size_t)n * sizeof *block);
+  for (int64_t i = 0, at = 0; i < blocks; i++) {
+    const int64_t end =
+        i == blocks - 1 ? n : at + taps * (channels / blocks + (i < channels % blocks ? 1 : 0));
+    for (; at < end; at++)
+      block[at] = i;
+  }
+  for (int64_t i = 0; i < n * n; i++)
+    F[i] *= block[i / n] == block[i % n] ? 1.0 : 0.0;
+  free(block);
+}
+
+/* Return D [out, p] of step t with the columns of the weight times (A / m + damping I)^-1, m the mean eigenvalue of A of all groups
+ * without the bias; free(). *condition: of the inverse, at most. */
+static double *divide_by_inputs(const test_case *s, const ng_options *opt, const oracle *o,
+                                int32_t t, int32_t l, double *condition) {
+  const ng_layer *d = &s->layer[l];
+  const int64_t groups = group_count(d), q = d->out / groups, p = oracle_columns(d),
+                w = p - d->bias;
+  double *D = zeros(d->out * p), *M = zeros(w * w), *X = zeros(w * q), mean = 0;
+  memcpy(D, s->D[t][l], sizeof *D * (size_t)(d->out * p));
+  for (int pass = 0; pass < 2; pass++) {
+    for (int64_t g = 0; g < groups; g++) {
+      int64_t n;
+      const double *A = oracle_factor(o, 0, l, g, false, &n);
+      for (int64_t i = 0; i < w && pass == 0; i++)
+        mean += A[i * (p + 1)] / (double)(groups * w);
+      if (pass == 0) continue;
+      for (int64_t i = 0; i < w * w; i++)
+        M[i] = A[i / w * p + i % w] / (mean > 0 ? mean : 1);
+      cut_diagonal_blocks(&opt->base, d, false, w, M);
+      for (int64_t i = 0; i < w; i++)
+        M[i * (w + 1)] += opt->base.damping;
+      for (int64_t i = 0; i < w * q; i++)
+        X[i] = D[(g * q + i % q) * p + i / q];
+      dense_solve(w, M, q, X);
+      for (int64_t i = 0; i < w * q; i++)
+        D[(g * q + i % q) * p + i / q] = X[i];
+    }
+  }
+  *condition = 1 + (double)(groups * w) / opt->base.damping;
+  free(M);
+  free(X);
+  return D;
+}
+
+enum { ADAM, MUON, NEWTON_MUON };
+
+static void predict_elements(const test_case *s, const ng_options *opt, int which,
                              case_result *out) {
+  ng_options o = *opt, factors = *opt;
+  fixture_set(&factors, "damping", "1");
   double *M[CASE_LAYERS], *B[CASE_LAYERS];
   memset(out, 0, sizeof *out);
   for (int32_t l = 0; l < s->layers; l++) {
@@ -243,17 +297,28 @@ static void predict_elements(const test_case *s, const ng_options *opt, bool muo
   }
   for (int32_t t = 0; t < s->steps; t++) {
     double d2 = 0, pd2 = 0;
+    case_result inverted;
+    oracle *inputs = NULL;
+    test_case part = *s;
+    part.steps = t + 1;
+    if (s->damping[t] > 0) o.base.damping = s->damping[t];
+    /* A comes from the oracle, which runs the first step, the first two, ... */
+    if (which == NEWTON_MUON) case_predict(&part, &factors, &inverted, &inputs);
     for (int32_t l = 0; l < s->layers; l++) {
       const ng_kind kind = s->layer[l].kind;
       const int64_t n = case_weight_count(s, l);
       const double *D = s->D[t][l];
-      double *P = out->P[t][l] = zeros(n);
+      double *divided = NULL, *P = out->P[t][l] = zeros(n);
       memcpy(P, D, (size_t)n * sizeof *P);
       out->condition[t][l] = 1;
       if (s->layer[l].frozen) continue;
       adam_step(opt, t, n, D, M[l], P);
-      if (muon && (kind == NG_LINEAR || kind == NG_CONV2D))
-        muon_step(opt, &s->layer[l], D, B[l], P);
+      const bool is_matrix = kind == NG_LINEAR || kind == NG_CONV2D;
+      if (is_matrix && which == NEWTON_MUON)
+        divided = divide_by_inputs(s, &o, inputs, t, l, &out->condition[t][l]);
+      if (is_matrix && which != ADAM)
+        muon_step(opt, &s->layer[l], divided != NULL ? divided : D, B[l], P);
+      free(divided);
       for (int64_t i = 0; i < n; i++) {
         out->inner[t] += P[i] * D[i];
         d2 += D[i] * D[i];
@@ -261,6 +326,9 @@ static void predict_elements(const test_case *s, const ng_options *opt, bool muo
       }
     }
     clip_step(s, opt, t, d2, pd2, out);
+    if (inputs == NULL) continue;
+    case_free_result(&inverted);
+    oracle_destroy(&inputs);
   }
   for (int32_t l = 0; l < s->layers; l++) {
     free(M[l]);
@@ -269,11 +337,15 @@ static void predict_elements(const test_case *s, const ng_options *opt, bool muo
 }
 
 void adam_predict(const test_case *s, const ng_options *opt, case_result *out) {
-  predict_elements(s, opt, false, out);
+  predict_elements(s, opt, ADAM, out);
 }
 
 void muon_predict(const test_case *s, const ng_options *opt, case_result *out) {
-  predict_elements(s, opt, true, out);
+  predict_elements(s, opt, MUON, out);
+}
+
+void newton_muon_predict(const test_case *s, const ng_options *opt, case_result *out) {
+  predict_elements(s, opt, NEWTON_MUON, out);
 }
 
 static int64_t norm_block_size(const ng_layer *l) { return oracle_columns(l) * l->in; }

@@ -25,6 +25,11 @@ void rankone_predict(const test_case *s, const ng_options *opt, case_result *out
 enum { MUON_GROWTH = 1000 };
 void muon_predict(const test_case *s, const ng_options *opt, case_result *out);
 void adam_predict(const test_case *s, const ng_options *opt, case_result *out);
+/* Newton-Muon (src/family/kronecker_muon.c) with a solve in every step. */
+void newton_muon_predict(const test_case *s, const ng_options *opt, case_result *out);
+
+/* Set elements of F [n, n] between diagonal blocks of channels to 0; a bias belongs to the last block. */
+void cut_diagonal_blocks(const ng_settings *o, const ng_layer *l, bool grad, int64_t n, double *F);
 
 /* Predict the norms of a test case; `others` predicts all other layers.  Options must have stat_start = first, calls =
  * mean and stat_scale = textbook. */

@@ -8,6 +8,7 @@
 #include "fixture.h"
 #include "folder.h"
 #include "late.h"
+#include "layer_oracle.h"
 #include "test_case.h"
 #include "unit_test.h"
 
@@ -65,23 +66,6 @@ static void observe_squares(const test_case *s, const ng_settings *o, int32_t t,
   free(sum);
 }
 
-/* Set elements between diagonal blocks of channels to 0; the bias belongs to the last block. */
-static void cut_blocks(const ng_settings *o, const ng_layer *l, bool grad, int64_t n, double *F) {
-  const int64_t groups = l->kind == NG_CONV2D ? l->groups : 1,
-                channels = (grad ? l->out : l->in) / groups, taps = grad ? 1 : n / channels,
-                blocks = o->factor_blocks < channels ? o->factor_blocks : channels;
-  int64_t *block = must_calloc((size_t)n * sizeof *block);
-  for (int64_t i = 0, at = 0; i < blocks; i++) {
-    const int64_t end =
-        i == blocks - 1 ? n : at + taps * (channels / blocks + (i < channels % blocks ? 1 : 0));
-    for (; at < end; at++)
-      block[at] = i;
-  }
-  for (int64_t i = 0; i < n * n; i++)
-    F[i] *= block[i / n] == block[i % n] ? 1.0 : 0.0;
-  free(block);
-}
-
 static void predict_group(const test_case *s, const oracle *factors, const ng_settings *o,
                           int32_t t, int32_t l, int64_t group, expected *x, double *P) {
   const int64_t groups = s->layer[l].kind == NG_CONV2D ? s->layer[l].groups : 1;
@@ -94,7 +78,7 @@ static void predict_group(const test_case *s, const oracle *factors, const ng_se
     Q[side] = x->Q[side] + group * n * n;
     double *cut = zeros(n * n);
     memcpy(cut, F, (size_t)(n * n) * sizeof *cut);
-    cut_blocks(o, &s->layer[l], side == 1, n, cut);
+    cut_diagonal_blocks(o, &s->layer[l], side == 1, n, cut);
     if (age == 0) dense_eigen(size[side], cut, x->d[side] + group * n, Q[side]);
     free(cut);
   }

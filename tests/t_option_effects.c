@@ -99,6 +99,7 @@ static const effect effects[] = {
     {"muon_c", MUON, "2.0315|1", .same = 0},
     {"muon_norm", MUON "muon_epsilon=1", "bound|sum", .same = 0},
     {"muon_epsilon", MUON, "1e-7|10", .same = 0},
+    {"damping", "method=newton-muon solve_period=1 ", "1|0.1", .same = 0},
     {"muon_rounding", MUON, "none|each|fused", .same = 0, .most = 0.3},
     {"bias_correction", SOAP, "1|0", .same = 1},
     {"max_axis", SOAP, "10000|2", .same = 1},

@@ -172,8 +172,9 @@ class Muon(_FusedOptimizer):
     Muon(param_groups, lr, model=model).  Weights of linear layers and convolutions, as matrices [outputs, -1], have Muon; biases,
     norms, embeddings and other tensors have AdamW with betas, adam_eps and the lr and weight_decay of their group.  A group with
     use_muon=False has AdamW only, for example the output layer; a group with use_muon=True must have such weights only.
-    adjust_lr_fn: 'original' (None) or 'match_rms_adamw'.  method='muon' has the rules of KellerJordan/Muon; muon_rounding rounds
-    to bf16 as the published programs do.  A parameter without gradient is skipped.  More keywords as for SGD."""
+    adjust_lr_fn: 'original' (None) or 'match_rms_adamw'.  method='muon' has the rules of KellerJordan/Muon; method='newton-muon' first
+    multiplies gradients by the damped inverse of the second moment of the layer's inputs; muon_rounding rounds to bf16 as the
+    published programs do.  A parameter without gradient is skipped.  More keywords as for SGD."""
 
     _update, _struct = "sgd", _abi.ng_sgd
     method = "torch-muon"
@@ -192,7 +193,7 @@ class Muon(_FusedOptimizer):
         if scale is None:
             raise make_error(_abi.NG_ERR_ARG, f"adjust_lr_fn is {short_repr(adjust_lr_fn)}, expected None, 'original' or "
                              "'match_rms_adamw'")
-        if options.get("method", self.method) == self.method:
+        if options.get("method", self.method) != "muon":
             options.setdefault("muon_scale", scale)
         self._adam = dict(first_decay=one, second_decay=two, moment_epsilon=adam_eps, adam_lr=1)
         self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay, use_muon=None),

@@ -6,10 +6,11 @@
  * ng_family table. A new family needs a file and a line in `own`. */
 #include "family/family.h"
 
-static const ng_family *const own[] = {
-    &ng_family_adam,    &ng_family_kronecker, &ng_family_kronecker_adam, &ng_family_kronecker_ekfac,
-    &ng_family_rankone, &ng_family_norm,      &ng_family_window,         &ng_family_muon,
-    &ng_family_soap};
+static const ng_family *const own[] = {&ng_family_adam,           &ng_family_kronecker,
+                                       &ng_family_kronecker_adam, &ng_family_kronecker_ekfac,
+                                       &ng_family_kronecker_muon, &ng_family_rankone,
+                                       &ng_family_norm,           &ng_family_window,
+                                       &ng_family_muon,           &ng_family_soap};
 enum { OWN_FAMILIES = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/

@@ -188,8 +188,8 @@ typedef struct ng_family {
 } ng_family;
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
-    ng_family_adam, ng_family_kronecker_adam, ng_family_kronecker_ekfac, ng_family_muon,
-    ng_family_soap;
+    ng_family_adam, ng_family_kronecker_adam, ng_family_kronecker_ekfac, ng_family_kronecker_muon,
+    ng_family_muon, ng_family_soap;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
@@ -288,6 +288,20 @@ void ng_moments_swap(ng_moments *m); /* exchange the old and the next moments */
 /* Visit both moments of each segment, which this owner or each rank has. */
 void ng_moments_visit(ng_block *b, const ng_moments *m, int32_t owner, bool is_everywhere,
                       ng_field_visit visit, void *arg);
+
+/* ---- families_schulz.c -----------------------------------------------------------------------*/
+
+/* The direction of Muon for the weight of a layer, as a matrix. */
+enum { NG_SCHULZ_MOST = 100 };
+typedef struct ng_schulz {
+  ng_newton_schulz iteration;
+  double coefficients[NG_SCHULZ_MOST][3];
+} ng_schulz;
+ng_status ng_schulz_check_options(const ng_options *o, char *message, size_t size);
+/* In create_state: set the size and b->direction_cost. The scratch is ng_newton_schulz_scratch of `iteration`. */
+ng_status ng_schulz_create(ng_block *b, ng_schulz *k);
+/* Enqueue D <- PD of D; the first moment of m is the momentum. */
+void ng_schulz_direction(ng_block *b, ng_moments *m, ng_schulz *k, float *D, float *scratch);
 
 /* ---- families_inputs.c -----------------------------------------------------------------------*/
 

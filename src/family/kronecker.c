@@ -64,7 +64,7 @@ ng_status ng_kron_set_matrix(const ng_block *b, const ng_side *s, ng_matrix *m, 
   m->average_dtype = m->form == NG_FORM_DIAGONAL ? NG_F32 : b->base.factor_dtype;
   m->result_dtype = b->base.inverse_dtype;
   m->result = ng_kron_result(b, n, s == k->right ? k->q : k->p);
-  if (m->form == NG_FORM_DIAGONAL || ng_blas_accepts_order(n)) return NG_OK;
+  if (m->form != NG_FORM_SYMMETRIC || ng_blas_accepts_order(n)) return NG_OK;
   return ng_fail(b->ctx, NG_ERR_ARG,
                  "layer '%s': a factor of order %lld exceeds 32-bit LAPACK; set max_factor",
                  b->entry->d.name, (long long)n);
@@ -76,11 +76,12 @@ static ng_status create_side(ng_block *b, int which, int64_t channels, bool one)
   ng_side *s = &k->side[which];
   const int64_t offsets = which == NG_SIDE_A ? k->offsets : 1;
   const bool diagonal = which == NG_SIDE_A && b->entry->d.kind == NG_EMBEDDING;
+  const bool absent = which == NG_SIDE_G && k->sides == 1;
   const bool right = s == k->right;
   const bool single = which == NG_SIDE_G && b->base.output_factor == NG_OUTPUT_DIAGONAL;
-  const int64_t each = diagonal ? 1
-                       : single ? channels
-                                : ng_kron_count_parts(&b->base, channels, offsets, one);
+  const int64_t each = diagonal || absent ? 1
+                       : single           ? channels
+                                          : ng_kron_count_parts(&b->base, channels, offsets, one);
   ng_status st = ng_kron_alloc_parts(b, s, each);
   for (int64_t g = 0; g < k->groups && st == NG_OK; g++) {
     int64_t channel = g * channels, column = 0;
@@ -91,7 +92,7 @@ static ng_status create_side(ng_block *b, int which, int64_t channels, bool one)
       part->lo = channel;
       part->hi = channel += width;
       part->has_bias = one && i == each - 1;
-      m->form = diagonal ? NG_FORM_DIAGONAL : NG_FORM_SYMMETRIC;
+      m->form = diagonal ? NG_FORM_DIAGONAL : absent ? NG_FORM_ABSENT : NG_FORM_SYMMETRIC;
       part->of_stat = (int32_t)(g * each + i);
       st = ng_kron_set_matrix(b, s, m, offsets * width + part->has_bias);
       m->row = right ? g * k->q : part->lo;
@@ -180,14 +181,16 @@ ng_status ng_kron_create_state(ng_block *b) {
   ng_kron *k = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
   b->state = k;
-  const bool conv = d->kind == NG_CONV2D, embedding = d->kind == NG_EMBEDDING;
+  const bool conv = d->kind == NG_CONV2D, embedding = d->kind == NG_EMBEDDING,
+             bias = d->bias != 0 && !b->family->takes_weight_only;
+  k->sides = (b->family->observed & NG_OBSERVED_OUTGRAD) != 0 ? 2 : 1;
   k->groups = conv ? d->groups : 1;
   k->offsets = conv ? d->kernel[0] * d->kernel[1] : 1;
   k->left = &k->side[embedding ? NG_SIDE_A : NG_SIDE_G];
   k->right = &k->side[embedding ? NG_SIDE_G : NG_SIDE_A];
   k->outputs = embedding ? d->in : d->out;
   k->q = k->outputs / k->groups;
-  k->p = embedding ? d->out : d->in / k->groups * k->offsets + d->bias;
+  k->p = embedding ? d->out : d->in / k->groups * k->offsets + bias;
   k->is_eigen = ng_is_eigen(b->base.solver);
   k->is_product = b->base.solver == NG_SOLVER_PRODUCT;
   k->is_double = b->base.inverse_dtype == NG_F64;
@@ -210,7 +213,7 @@ ng_status ng_kron_create_state(ng_block *b) {
   if (st == NG_OK && ng_kron_is_spatial(b)) {
     st = ng_spatial_create(b);
   } else if (st == NG_OK) {
-    st = create_side(b, NG_SIDE_A, d->in / k->groups, d->bias != 0);
+    st = create_side(b, NG_SIDE_A, d->in / k->groups, bias);
   }
   if (st == NG_OK) st = create_column_map(b);
   if (st != NG_OK) return st;
@@ -266,9 +269,9 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
 
 ng_status ng_kron_declare_statistics(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
-  ng_status st = ng_block_alloc_stats(b, k->ekfac != NULL ? 3 : 2);
+  ng_status st = ng_block_alloc_stats(b, k->ekfac != NULL ? 3 : k->sides);
   b->traces_per_stat = k->groups;
-  for (int side = 0; side < 2 && st == NG_OK; side++) {
+  for (int side = 0; side < k->sides && st == NG_OK; side++) {
     ng_side *of = &k->side[side];
     const bool diagonal = of->matrix->form == NG_FORM_DIAGONAL;
     ng_stat *s = of->stat = &b->stat[side];
@@ -327,7 +330,7 @@ ng_status ng_kron_request_memory(ng_block *b, ng_plan *plan) {
   const int64_t real = (int64_t)sizeof(float);
   if (k->spatial != NULL) ng_spatial_link(k);
   int64_t floats = ng_max64(observation_floats(b, &k->conv), ng_kron_apply_scratch(b));
-  for (int side = 0; side < 2; side++) {
+  for (int side = 0; side < k->sides; side++) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
     if (b->is_worker) s->solve_info = ng_plan_result(plan, owner, ng_kron_info_count(k, s) * real);
@@ -388,7 +391,7 @@ static void visit_part_results(const ng_kron *k, int side, int32_t i, ng_field_v
  * `data` is NULL on ranks that do not hold the field. */
 void ng_kron_visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_kron *k = ng_kron_of(b);
-  for (int side = 0; side < 2; side++) {
+  for (int side = 0; side < k->sides; side++) {
     const ng_side *s = &k->side[side];
     for (int32_t i = 0; i < s->parts; i++) {
       visit_part_results(k, side, i, visit, arg);

@@ -8,6 +8,7 @@
  *   kronecker_factors.c  A and G in the published order
  *   kronecker_adam.c   a second family: Adam in the eigenbases of A and G
  *   kronecker_ekfac.c  a third family: EKFAC, second moments of samples in the eigenbases
+ *   kronecker_muon.c   a fourth family: Newton-Muon, A alone, then Muon
  *
  * A block is `groups` independent pairs (A_g, G_g). Options cut A_g and G_g into diagonal blocks, the parts
  * (factor_blocks, max_factor). A part is one symmetric matrix, or one diagonal matrix stored as a vector.
@@ -68,6 +69,8 @@ typedef struct ng_kron {
   int32_t *map;   /* internal column -> column of the weight; the bias -> p - 1; NULL: identity */
   int32_t *unmap; /* column of the weight -> internal column */
   ng_side side[2];
+  int32_t
+      sides; /* 1: the family does not observe output gradients, so G is the identity (NG_FORM_ABSENT) without a statistic */
   ng_side *left, *right;
   ng_twosided both;    /* the matrices of left and right */
   ng_spatial *spatial; /* NULL: A is full; otherwise `both` has only is_good */
@@ -78,6 +81,7 @@ typedef struct ng_kron {
   ng_direction_sums *sums;
   struct ng_kron_adam *adam;   /* kronecker_adam.c; else NULL */
   struct ng_kron_ekfac *ekfac; /* kronecker_ekfac.c; else NULL */
+  struct ng_kron_muon *muon;   /* kronecker_muon.c; else NULL */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
@@ -97,6 +101,7 @@ ng_status ng_kron_observe(ng_block *b, const ng_obs *o);
 void ng_kron_visit_fields(ng_block *b, ng_field_visit visit, void *arg);
 void ng_kron_write_traces(ng_block *b, int32_t stat, double *mean);
 ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase);
+int32_t ng_kron_climb_side(ng_block *b, ng_side *s); /* return the highest rung */
 void ng_kron_read_results(ng_block *b);
 void ng_kron_precondition(ng_block *b);
 ng_status ng_kron_read_sums(ng_block *b);

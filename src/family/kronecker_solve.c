@@ -173,8 +173,8 @@ static void list_group(ng_block *b, int32_t group) {
   }
 }
 
-/* Climb the ladder for the matrices of a side on its owner; return the highest rung. */
-static int32_t climb_side(ng_block *b, ng_side *s) {
+/* Climb the ladder for the matrices of a side on its owner. */
+int32_t ng_kron_climb_side(ng_block *b, ng_side *s) {
   const ng_kron *k = ng_kron_of(b);
   int32_t worst = 0;
   for (int32_t j = 0; j < s->parts; j++) {
@@ -201,7 +201,7 @@ ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase) {
     list_group(b, group);
   }
   for (int i = 0; i < 2 && phase == NG_SOLVE_CLIMB; i++) {
-    const int32_t rung = solves_here(b, &k->side[i]) ? climb_side(b, &k->side[i]) : 0;
+    const int32_t rung = solves_here(b, &k->side[i]) ? ng_kron_climb_side(b, &k->side[i]) : 0;
     worst = rung > worst ? rung : worst;
   }
   return worst > 0 ? NG_RESCUED : NG_OK;
@@ -211,7 +211,7 @@ ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase) {
 void ng_kron_read_results(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   k->both.is_good = true;
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < k->sides; i++) {
     ng_side *s = &k->side[i];
     for (int32_t j = 0; j < s->parts; j++) {
       s->matrix[j].is_good = s->solve_info[NG_INFO_PI + k->groups + j] != 0.0f;
@@ -223,11 +223,11 @@ void ng_kron_read_results(ng_block *b) {
 void ng_kron_write_report(const ng_block *b, ng_layer_report *r) {
   const ng_kron *k = ng_kron_of(b);
   if (!b->is_worker) return;
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < k->sides; i++) {
     const int32_t known = ng_rung_from_float(k->side[i].solve_info[NG_INFO_RUNG]);
     r->rung = known > r->rung ? known : r->rung;
   }
   r->pi = (double)k->side[NG_SIDE_A].solve_info[NG_INFO_PI];
   r->damping_a = (double)k->side[NG_SIDE_A].solve_info[NG_INFO_DAMPING];
-  r->damping_g = (double)k->side[NG_SIDE_G].solve_info[NG_INFO_DAMPING];
+  if (k->sides == 2) r->damping_g = (double)k->side[NG_SIDE_G].solve_info[NG_INFO_DAMPING];
 }

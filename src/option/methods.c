@@ -134,6 +134,9 @@ static const ng_option_setting muon_values[] = {MUON_VALUES,
                                                 SET(adam_lr, 0.015),
                                                 NG_VALUES_END};
 static const ng_option_setting torch_muon_values[] = {MUON_VALUES, NG_VALUES_END};
+/* Ours, after Du & Su 2026, whose damping is 0.2; Muon as torch.optim.Muon. */
+static const ng_option_setting newton_muon_values[] = {
+    MUON_VALUES, SET(damping, 1), SET(spatial, NG_SPATIAL_FULL), NG_VALUES_END};
 static const ng_option_setting adam_values[] = {NO_CLIP_NO_NORMS, NG_VALUES_END};
 
 /* Adam in the eigenbases of A and G. */
@@ -245,6 +248,10 @@ static const struct method {
     {"torch-muon", "muon",
      "torch.optim.Muon: momentum, orthogonalised by Newton-Schulz; AdamW for the rest",
      "Liu et al. 2025, arXiv 2502.16982", torch_muon_values, &ng_names_torch_muon, "adam"},
+    {"newton-muon", "kronecker-muon",
+     "Newton-Muon: Muon of the gradient times the damped inverse of A; AdamW for the rest",
+     "Du & Su 2026, arXiv 2604.01472; Muon: Liu et al. 2025, arXiv 2502.16982", newton_muon_values,
+     NULL, "adam"},
     {"adam", "adam",
      "Adam; with update = sgd and decoupled weight decay AdamW, beside other methods",
      "Kingma & Ba 2015, arXiv 1412.6980; Loshchilov & Hutter 2019, arXiv 1711.05101", adam_values,

@@ -95,7 +95,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
               MFAC | 1U << NG_WINDOW_GGT | 1U << NG_WINDOW_ADAM | 1U << NG_WINDOW_ADAGRAD),
         .help =
             "lambda, added to the curvature before it is inverted. With moments in eigenbases of "
-            "factors: the shift of an orthogonal iteration, in units of the mean eigenvalue."),
+            "factors: the shift of an orthogonal iteration, in units of the mean eigenvalue. With "
+            "Newton-Muon: added to A, in units of its mean eigenvalue."),
     ROW(damping_split, "curvature", "pi",
         ONE_OF_4(NG_SPLIT_, JOINT, "joint", FULL, "full", PI, "pi", ROOT, "root"), FACTORS, LAYER,
         .help = "How lambda = damping is divided between A [p, p] and G [q, q].\n"
@@ -289,7 +290,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "- polar_express: 8 triples, then the last one (arXiv 2505.16932), from 0.999 to "
             "1.001.\n"
             "- cans: 5 triples, then the last one (arXiv 2506.10935), from 0.88 to 1.12.\n"
-            "- cubic5: 5 triples with c = 0, again and again (arXiv 2606.00371); no product A A, from "
+            "- cubic5: 5 triples with c = 0, again and again (arXiv 2606.00371); no product A A, "
+            "from "
             "0.77 to 1.3."),
     ROW(muon_a, "muon", "3.4445", MUON, FROM(-100, 100, "weight"), LIVE, OWN_SET,
         .help = "a of muon_coefficients = simple."),

@@ -32,7 +32,7 @@ TABLE = {
     "lowrank-mfac": ("MFAC", dict(WINDOW, method="lowrank-mfac"), False),
     "sparse-ggt": ("GGT", dict(WINDOW, method="sparse-ggt", window_density=0.5), False),
     **{name: ("Preconditioner", dict(method=name, moment_epsilon=0.1), False)
-       for name in ("adam", "kfac-adam", "muon", "torch-muon")},
+       for name in ("adam", "kfac-adam", "muon", "torch-muon", "newton-muon")},
     # The Gram matrix of a longer axis has null vectors, which rounding determines.
     **{name: ("Preconditioner", dict(method=name, moment_epsilon=1, max_axis=5), False) for name in ("soap", "soap-natgrad")},
     **{name: ("MFAC", dict(method=name, window_density=0.5), False) for name in ("topk-sgd", "topk-adam", "topk-adagrad")},
