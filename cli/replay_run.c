@@ -144,6 +144,13 @@ static ng_sgd make_sgd_settings(const recording *r, int step) {
     how.lr = r->lr[step];
     how.weight_decay = r->weight_decay;
     how.decoupled = 1;
+    if (ngio_get(r->config, "weight_decay_type") == NULL) return how;
+    /* Distributed Shampoo: weight decay and momentum of torch.optim.SGD, without dampening */
+    const char *type = ngio_text_of(ngio_get(r->config, "weight_decay_type"));
+    if (type != NULL && strcmp(type, "CORRECTED") == 0) how.weight_decay *= how.lr / r->lr[0];
+    how.decoupled = 0;
+    how.momentum = r->momentum;
+    how.nesterov = ngio_is(ngio_get(r->config, "use_nesterov"), NGIO_TRUE);
     return how;
   }
   how.lr = find_positive_lr(r, step);

@@ -2,7 +2,8 @@
  * step before, and compare the new state.
  *
  * A parameter P has the arrays sT.P.m and .v (moments), .GGk and .Qk (Gram matrix and basis of axis k; columns of Q are
- * vectors). In rank-deficient matrices, and for equal eigenvalues, a basis is not unique. So a basis that changes is
+ * vectors). With Shampoo the second moment is .graft, the momentum of the update is .momentum, and piece b of P has .bB.Lk and
+ * .bB.invk, the Gram matrix and the root of axis k. In rank-deficient matrices, and for equal eigenvalues, a basis is not unique. So a basis that changes is
  * compared by its properties, with the limit of spec/matrix.md, 7, and first moments in the original axes. */
 #include "replay.h"
 
@@ -17,6 +18,9 @@
 /* Largest accepted error of a basis: of |Q'Q - I|; of the entries of Q'LQ off the diagonal (first basis), or of
  * Q'(L Q_old) below it (refreshed), divided by the largest entry of L. */
 #define BASIS_ERROR 5e-6
+
+/* Least damping of a recording whose roots are compared. */
+#define ROOT_DAMPING 1e-6
 
 enum { MOST_AXES = 4 };
 
@@ -111,6 +115,21 @@ static const ngio_tensor *find_axis_array(const recording *r, int step, const ch
   return NULL;
 }
 
+/* Return the recorded array `what` (L or inv) of axis number i of all pieces of a parameter. */
+static const ngio_tensor *find_piece_array(const recording *r, int step, const char *parameter,
+                                           const char *what, int i) {
+  for (int piece = 0, found = 1; found > 0; piece++) {
+    found = 0;
+    for (int axis = 0; axis < MOST_AXES; axis++) {
+      const ngio_tensor *t =
+          recording_find_array(r, "s%d.%s.b%d.%s%d", step, parameter, piece, what, axis);
+      if (t != NULL && i-- == 0) return t;
+      found += t != NULL;
+    }
+  }
+  return NULL;
+}
+
 static pair find_pair(const recording *r, int step, const char *parameter, const char *field) {
   pair x = {.recorded = NULL};
   int axis = 0, read = 0;
@@ -118,13 +137,19 @@ static pair find_pair(const recording *r, int step, const char *parameter, const
     x.recorded = recording_find_array(r, "s%d.%s.m", step, parameter);
   } else if (strcmp(field, "second_moment.weight") == 0) {
     x.recorded = recording_find_array(r, "s%d.%s.v", step, parameter);
+    if (x.recorded == NULL) x.recorded = recording_find_array(r, "s%d.%s.graft", step, parameter);
+  } else if (strcmp(field, "momentum.weight") == 0) {
+    x.recorded = recording_find_array(r, "s%d.%s.momentum", step, parameter);
   } else if (field[0] == 'L' && (field[1] == 0 || field[1] == '.' || field[1] == '_')) {
     const char *rest = field + 1;
     if (sscanf(rest, ".%d%n", &axis, &read) == 1) rest += read;
-    x.is_triangle = rest[0] == 0;
+    const bool is_root = strcmp(rest, "_root") == 0;
+    x.is_triangle = rest[0] == 0 || is_root;
     x.is_basis = strcmp(rest, "_basis") == 0;
     if (x.is_triangle || x.is_basis)
       x.recorded = find_axis_array(r, step, parameter, x.is_basis ? "Q" : "GG", axis);
+    if (x.is_triangle && x.recorded == NULL)
+      x.recorded = find_piece_array(r, step, parameter, is_root ? "inv" : "L", axis);
   }
   return x;
 }
@@ -356,11 +381,38 @@ static ng_status compare_axis(parameter_state *s, int32_t axis, int i, bool sing
   return st;
 }
 
+/* Compare a field of the parameter, a triangle, with its recorded array. */
+static ng_status compare_triangle(parameter_state *s, const char *field) {
+  const pair x = find_pair(s->r, s->step, s->name, field);
+  const int64_t n = x.recorded->shape[0];
+  ng_status st;
+  float *ours = read_field(s, field, n * (n + 1) / 2, &st);
+  if (st >= 0 && ours == NULL) st = NG_ERR_STATE; /* renamed */
+  if (st >= 0) compare_arrays(s, &x, ours);
+  free(ours);
+  return st;
+}
+
+/* Compare the matrices and roots of all pieces. Roots of null directions are rounding errors if damping is below ROOT_DAMPING. */
+static ng_status compare_pieces(parameter_state *s) {
+  const bool roots = ngio_number_of(ngio_get(s->r->config, "epsilon")) >= ROOT_DAMPING;
+  const bool single = find_piece_array(s->r, s->step, s->name, "L", 1) == NULL;
+  ng_status st = NG_OK;
+  for (int i = 0; st >= 0 && find_piece_array(s->r, s->step, s->name, "L", i) != NULL; i++) {
+    char L[32] = "L", root[48];
+    if (!single) (void)snprintf(L, sizeof L, "L.%d", i);
+    (void)snprintf(root, sizeof root, "%s_root", L);
+    st = compare_triangle(s, L);
+    if (st >= 0 && roots) st = compare_triangle(s, root);
+  }
+  return st;
+}
+
 static ng_status compare_parameter(parameter_state *s) {
   const ngio_tensor *m = recording_find_array(s->r, "s%d.%s.m", s->step, s->name);
-  const ngio_tensor *v = recording_find_array(s->r, "s%d.%s.v", s->step, s->name);
+  const ngio_tensor *v = find_pair(s->r, s->step, s->name, "second_moment.weight").recorded;
   int matrices = 0, i = 0;
-  ng_status st = NG_OK;
+  ng_status st = compare_pieces(s);
   for (int32_t k = 0; k < MOST_AXES; k++)
     matrices += s->recorded[k] != NULL;
   for (int32_t k = 0; k < MOST_AXES && st >= 0; k++)

@@ -27,7 +27,7 @@ declare -A below=(
   [api]="core linalg kernel twosided comm option stat model family step setup state"
 )
 # No family uses another family; code for several families is declared in family.h.
-families="adam kronecker muon rankone norm soap window"
+families="adam kronecker muon rankone norm shampoo soap window"
 
 bad=0
 report_violation() {
@@ -85,7 +85,7 @@ done < <(grep -nE '^#include "' -r src --include='*.[ch]' |
 # family by name.
 while read -r line; do
   report_violation "$line: a family is named outside src/family/ and src/option/methods.c: ask for a trait"
-done < <(grep -rnE '"(kronecker|rankone)"|\bfamily\b.*"(norm|window)"|ng_family_(adam|kronecker|muon|rankone|norm|soap|window)\b' src cli python/natgrad \
+done < <(grep -rnE '"(kronecker|rankone)"|\bfamily\b.*"(norm|window)"|ng_family_(adam|kronecker|muon|rankone|norm|shampoo|soap|window)\b' src cli python/natgrad \
   --include='*.[ch]' --include='*.py' 2>/dev/null | grep -vE '^src/(family/|option/methods\.c)' | cut -c1-100)
 
 # Vectorised functions and parallel loops stand in kernel/ and linalg/ only (design D2). core/memory.c and api/context.c

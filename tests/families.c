@@ -427,6 +427,12 @@ static const family families[] = {
     {"soap-natgrad, norms and tokens",
      "method=soap-natgrad vector_factor=1 max_axis=6 clip=kl kl_clip=0.01",
      FRACTIONS | SHAPED | LATE | NORMS | TOKENS, WHOLE, .growth = 8},
+    {"shampoo", "method=shampoo damping=0.1 clip=kl kl_clip=0.01", FRACTIONS | SHAPED, WHOLE,
+     .growth = 8},
+    {"shampoo, norms and tokens",
+     "method=shampoo damping=0.1 stat_decay=0.9 max_axis=4 kept_axes=2 grafting=adam "
+     "solve_period=2 moment_epsilon=0.01",
+     FRACTIONS | SHAPED | NORMS | TOKENS, WHOLE, .growth = 8},
     {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS, WHOLE,
      .predict = window_predict, .growth = WINDOW_GROWTH},
 };

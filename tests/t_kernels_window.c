@@ -268,6 +268,7 @@ static void passes_over_vectors(void **state) {
           .old = 0.9,
           .take = 1.5,
           .forget = 0.7,
+          .add = 0.4,
           .m = 2.0,
           .m2 = 3.0,
           .eps = 0.1,

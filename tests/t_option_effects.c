@@ -16,6 +16,7 @@
 #define ADAM "method=adam "
 #define MUON "method=torch-muon "
 #define SOAP "method=soap solve_period=1 "
+#define SHAMPOO "method=shampoo damping=0.1 "
 #define SAM "method=sam stat_scale=textbook "
 
 enum { ALL = STEPS };
@@ -104,9 +105,17 @@ static const effect effects[] = {
     {"bias_correction", SOAP, "1|0", .same = 1},
     {"max_axis", SOAP, "10000|2", .same = 1},
     {"merge_axes", SOAP, "none|left", .same = 1},
+    {"merge_axes", SHAMPOO, "none|right", .same = 0},
+    {"max_axis", SHAMPOO "kept_axes=2 grafting=sgd", "100|2", .same = 0},
+    {"kept_axes", SHAMPOO, "1|2", .same = 0},
     {"vector_factor", SOAP, "0|1", .same = 1},
     {"basis_moments", SOAP, "permute|rotate", .same = 2},
     {"normalize", SOAP, "0|1", .same = 2},
+    {"grafting", SHAMPOO, "none|sgd|adam|rmsprop", .same = 0},
+    {"grafting", SHAMPOO, "adam|adagrad", .same = 1},
+    {"filter_decay", SHAMPOO, "0.9|0.5", .same = 1},
+    {"solve_start", SHAMPOO, "0|2", .same = 0},
+    {"stat_decay", SHAMPOO, "1|0.9", .same = 1},
     {"skip_layers", D, "|fc1|linear|Conv2d|linear/4", .same = 0},
     {"per_layer", D, "'fc1: damping=2'|'fc2: damping=2'|'linear: damping=2'", .same = 0},
     {"statistics", D "norm_block=none", "all|local", .ranks = 2},

@@ -187,6 +187,19 @@ static const meaning meanings[] = {
     {"SOAP/soap", "merge_dims", "True", "merge_axes", "left", NULL},
     {"SOAP/soap", "max_precond_dim", "0", REFUSED, "max_axis", NULL},
     {"SOAP/soap", "data_format", "channels_last", ABSENT, "strides", NULL},
+    {"Distributed Shampoo/shampoo", "betas", "(0.8, 1.0)", "first_decay", "0.8", NULL},
+    {"Distributed Shampoo/shampoo", "betas", "(0.8, 1.0)", "stat_decay", "1", NULL},
+    {"Distributed Shampoo/shampoo", "betas", "(0.8, 1.0)", "filter_decay", "0.8", NULL},
+    {"Distributed Shampoo/shampoo", "betas", "0.8", REFUSED, "two numbers", NULL},
+    {"Distributed Shampoo/shampoo", "beta3", "0.7", "filter_decay", "0.7", NULL},
+    {"Distributed Shampoo/shampoo", "beta3", "-1.0", "filter_decay", "0.9", NULL},
+    {"Distributed Shampoo/shampoo", "beta3", "1.5", REFUSED, "filter_decay", NULL},
+    {"Distributed Shampoo/shampoo", "precondition_frequency", "50", "solve_start", "50", NULL},
+    {"Distributed Shampoo/shampoo", "start_preconditioning_step", "-1", "solve_start", "1", NULL},
+    {"Distributed Shampoo/shampoo", "start_preconditioning_step", "9", "solve_start", "9", NULL},
+    {"Distributed Shampoo/shampoo", "grafting", "None", "grafting", "none", NULL},
+    {"Distributed Shampoo/shampoo", "target_parameter_dimensionality", "0", REFUSED, "kept_axes",
+     NULL},
     {"topk-adam", "eps", "1e-4", "damping", "0.0001", NULL},
     {"topk-adam", "amsgrad", "true", ABSENT, "false", NULL},
     {"topk-sgd", "dampening", "0.5", ABSENT, "0|0.0|false", NULL},
@@ -274,7 +287,8 @@ static void published_values_have_their_meaning(void **state) {
 
 /* Every published name accepts at least one value. */
 static void every_published_name_accepts_a_value(void **state) {
-  static const char *const some[] = {"1", "true", "none", "0.5", "eigen", "compute", "", "false"};
+  static const char *const some[] = {"1",       "true", "none",  "0.5",      "eigen",
+                                     "compute", "",     "false", "decoupled"};
   for (int32_t m = 0; m < ng_method_count(); m++) {
     ng_method_info info = {.struct_size = sizeof info};
     assert_int_equal(ng_method_at(m, &info), NG_OK);
@@ -287,7 +301,7 @@ static void every_published_name_accepts_a_value(void **state) {
         if (ng_options_set_published(&o, p.name, some[k], NULL, NULL, 0) == NG_OK) taken++;
       }
       const bool any = strcmp(p.name, "skip_layers") == 0; /* any text is a pattern */
-      if (taken == 0 || (taken == 8 && !any)) fail_msg("%s: %s takes %d", info.name, p.name, taken);
+      if (taken == 0 || (taken == 9 && !any)) fail_msg("%s: %s takes %d", info.name, p.name, taken);
     }
   }
 }
@@ -441,8 +455,8 @@ static void unknown_names_are_refused_with_a_hint(void **state) {
   assert_int_equal(ng_options_set_system(&o, "EFCP", "fim", message, sizeof message), NG_ERR_ARG);
   assert_int_equal(ng_options_set_system(&o, "torch", "adam", message, sizeof message), NG_ERR_ARG);
   assert_contains(message,
-                  "KAISA, DP-KFACrepo, Eva, M-FAC, EFCP, chainerkfac, SOAP, KellerJordan/Muon, "
-                  "torch.optim.Muon, kronfluence and curvlinops");
+                  "KAISA, DP-KFACrepo, Eva, M-FAC, EFCP, chainerkfac, SOAP, Distributed Shampoo, "
+                  "KellerJordan/Muon, torch.optim.Muon, kronfluence and curvlinops");
   assert_memory_equal(&o, &before, sizeof o);
 }
 

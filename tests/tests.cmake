@@ -216,8 +216,6 @@ natgrad_share(linalg_check t_axes t_eigen t_linalg t_linalg_long t_rows t_sym t_
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(pictures t_kernels_gram)
 natgrad_share(huge_model t_finite t_huge)
-natgrad_share(matrix_families t_family_matrix)
-natgrad_share(family_shampoo t_family_matrix)
 natgrad_share(toys t_family t_family_calls t_left_out)
 natgrad_share(family_run t_family t_family_calls t_family_matrix)
 # Over MPI once more: the contract of transports, published numbers of several ranks, shared batches.

@@ -68,7 +68,7 @@ static void end_step(ng_block *b, bool step_counts) {
 /* ---- state -----------------------------------------------------------------------------------*/
 
 static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
-  ng_moments_visit(b, moments_of_block(b), b->owner, true, visit, arg);
+  ng_moments_visit(b, moments_of_block(b), 2, b->owner, true, visit, arg);
 }
 
 static void visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {

@@ -1,7 +1,8 @@
 /* axes.h: gradients as tensors with a Gram matrix for each axis; for the families soap and shampoo.
  *
- * In: a block of a layer or tensor, with the options max_axis, merge_axes, vector_factor. Out: the axes of each parameter,
- * and one statistic `L`, whose part i is the sum or average of D_(k) D_(k)' for one axis k of one parameter.
+ * In: a block of a layer or tensor, with the options max_axis, merge_axes, kept_axes, vector_factor. Out: the axes of each
+ * parameter, or of each piece of a parameter (families_pieces.c), and one statistic `L`, whose part i is the sum or average of
+ * D_(k) D_(k)' for one axis k of one parameter or piece.
  *
  * Gradients are equal on all ranks, so the owner of a block computes L itself: no sum is sent. */
 #ifndef NG_FAMILY_AXES_H
@@ -12,26 +13,45 @@
 
 enum { NG_AXES_PARAMETERS = 2, NG_AXES_MATRICES = NG_AXES_PARAMETERS * NG_AXES_MOST };
 
-/* A parameter: its axes, and the part of L of each axis; -1: the axis has no matrix. */
+/* A parameter or a piece of one: its axes, and the part of L of each axis; -1: the axis has no matrix. */
 typedef struct ng_axes_parameter {
   ng_axes axes;
   int32_t part[NG_AXES_MOST];
+  int32_t segment;
+  int64_t at,
+      stride[NG_AXES_MOST]; /* in the elements of the block: the first element; of the axes */
+  bool is_cut;              /* the elements are not adjacent */
 } ng_axes_parameter;
 
+/* Set the axes of the parameter of a segment, merged as the options say. Return whether the parameter is a vector. */
+bool ng_axes_of_segment(const ng_block *b, int32_t segment, ng_axes *a);
 /* Set `parameter` of each segment; return the number of matrices. */
 int32_t ng_axes_of_block(const ng_block *b, ng_axes_parameter parameter[NG_AXES_PARAMETERS]);
-/* Declare L. */
-ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *parameter, int32_t matrices);
+/* Declare L of a list of `count` parameters or pieces. */
+ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *list, int32_t count,
+                          int32_t matrices);
 /* Enqueue: D <- the gradients of all segments, f32, row after row; *finite <- 0 if an element is not finite. */
 void ng_axes_read_gradients(const ng_block *b, float *D, int32_t *finite);
 /* Add fresh D_(k) D_(k)' to the sums of L. */
-void ng_axes_observe(ng_block *b, const ng_axes_parameter *parameter, int32_t *finite);
+void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count, int32_t *finite);
 int64_t ng_axes_elements_of_block(const ng_block *b);
-/* Return the floats of scratch for the functions above: D, then the scratch of twosided/. */
-int64_t ng_axes_block_scratch(const ng_block *b, const ng_axes_parameter *parameter);
+/* Return the floats of scratch for the functions above: D, a piece, then the scratch of twosided/. */
+int64_t ng_axes_block_scratch(const ng_block *b, const ng_axes_parameter *list, int32_t count);
 /* Append ".weight" or ".bias" to the name of a field. */
 void ng_axes_name_field(const ng_segment *s, ng_field *f);
 /* Write "L 6x6, 5x5; moments 30" for ng_explain. */
 void ng_axes_describe(ng_block *b, const ng_axes_parameter *parameter);
+
+/* ---- families_pieces.c: parameters with each axis cut after every max_axis elements --------------*/
+
+/* Return the number of pieces of all parameters of a block. Set them, row-major in each parameter; return the number of
+ * matrices. Each axis of a piece has one, also an axis of length 1. */
+int64_t ng_pieces_count(const ng_block *b);
+int32_t ng_pieces_of_block(const ng_block *b, ng_axes_parameter *piece);
+/* Return the elements of a piece, row-major: in `all`, the elements of the block, or if they are not adjacent in `room`, to
+ * which a copy is enqueued. */
+const float *ng_piece_gather(ng_queue *q, const ng_axes_parameter *p, const float *all,
+                             float *room);
+void ng_piece_scatter(ng_queue *q, const ng_axes_parameter *p, const float *piece, float *all);
 
 #endif

@@ -10,7 +10,8 @@ static const ng_family *const own[] = {&ng_family_adam,           &ng_family_kro
                                        &ng_family_kronecker_adam, &ng_family_kronecker_ekfac,
                                        &ng_family_kronecker_muon, &ng_family_rankone,
                                        &ng_family_norm,           &ng_family_window,
-                                       &ng_family_muon,           &ng_family_soap};
+                                       &ng_family_muon,           &ng_family_soap,
+                                       &ng_family_shampoo};
 enum { OWN_FAMILIES = sizeof own / sizeof own[0] };
 
 /* ---- registering -----------------------------------------------------------------------------*/

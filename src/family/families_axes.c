@@ -29,6 +29,18 @@ static void merge_from_left(ng_axes *a, int64_t most) {
   a->count = count + 1;
 }
 
+/* Multiply neighbouring axes, the last ones first, while the product is at most `most` and more than `kept` axes remain. */
+static void merge_from_right(ng_axes *a, int64_t most, int64_t kept) {
+  for (int32_t k = a->count - 1; k > 0 && a->count > kept; k--) {
+    if (a->length[k - 1] * a->length[k] > most) continue;
+    a->length[k - 1] *= a->length[k];
+    a->count--;
+    for (int32_t j = k; j < a->count; j++) {
+      a->length[j] = a->length[j + 1];
+    }
+  }
+}
+
 /* An axis of length 1 has the basis 1. */
 static void drop_ones(ng_axes *a) {
   int32_t count = 0;
@@ -39,14 +51,23 @@ static void drop_ones(ng_axes *a) {
   a->count = count;
 }
 
+bool ng_axes_of_segment(const ng_block *b, int32_t segment, ng_axes *a) {
+  const ng_settings *o = &b->base;
+  const bool vector = set_axes(b->entry, b->segment[segment].slot, a);
+  if (o->merge_axes == NG_MERGE_LEFT) merge_from_left(a, o->max_axis);
+  drop_ones(a);
+  if (o->merge_axes == NG_MERGE_RIGHT) merge_from_right(a, o->max_axis, o->kept_axes);
+  return vector;
+}
+
 int32_t ng_axes_of_block(const ng_block *b, ng_axes_parameter parameter[NG_AXES_PARAMETERS]) {
   const ng_settings *o = &b->base;
   int32_t matrices = 0;
   for (int32_t i = 0; i < b->segments; i++) {
     ng_axes *a = &parameter[i].axes;
-    const bool vector = set_axes(b->entry, b->segment[i].slot, a);
-    if (o->merge_axes) merge_from_left(a, o->max_axis);
-    drop_ones(a);
+    const bool vector = ng_axes_of_segment(b, i, a);
+    parameter[i].segment = i;
+    parameter[i].at = b->segment[i].offset;
     for (int32_t k = 0; k < a->count; k++) {
       const int64_t n = a->length[k];
       const bool has = n > 1 && n <= o->max_axis && (!vector || o->vector_factor);
@@ -61,10 +82,12 @@ int64_t ng_axes_elements_of_block(const ng_block *b) {
   return last->offset + last->count;
 }
 
-int64_t ng_axes_block_scratch(const ng_block *b, const ng_axes_parameter *parameter) {
+int64_t ng_axes_block_scratch(const ng_block *b, const ng_axes_parameter *list, int32_t count) {
   int64_t most = 0;
-  for (int32_t i = 0; i < b->segments; i++) {
-    most = ng_max64(most, ng_axes_scratch(&parameter[i].axes));
+  for (int32_t i = 0; i < count; i++) {
+    const ng_axes *a = &list[i].axes;
+    const int64_t piece = list[i].is_cut ? ng_round16(ng_axes_elements(a)) : 0;
+    most = ng_max64(most, ng_axes_scratch(a) + piece);
   }
   return ng_round16(ng_axes_elements_of_block(b)) + most;
 }
@@ -88,7 +111,8 @@ void ng_axes_name_field(const ng_segment *s, ng_field *f) {
 
 /* ---- statistics ------------------------------------------------------------------------------*/
 
-ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *parameter, int32_t matrices) {
+ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *list, int32_t count,
+                          int32_t matrices) {
   if (matrices == 0) return NG_OK;
   ng_status st = ng_block_alloc_stats(b, 1);
   if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, matrices);
@@ -97,12 +121,12 @@ ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *parameter, int32
   b->stat->observed = NG_OBSERVED_FLATGRAD;
   b->stat->spread = NG_SPREAD_LOCAL;
   b->stat->symmetric = b->stat->rule.averaged = true;
-  for (int32_t i = 0; i < b->segments; i++) {
-    for (int32_t k = 0; k < parameter[i].axes.count; k++) {
-      const int32_t at = parameter[i].part[k];
+  for (int32_t i = 0; i < count; i++) {
+    for (int32_t k = 0; k < list[i].axes.count; k++) {
+      const int32_t at = list[i].part[k];
       if (at < 0) continue;
       ng_stat_part *part = &b->stat->part[at];
-      part->rows = part->cols = part->channels = parameter[i].axes.length[k];
+      part->rows = part->cols = part->channels = list[i].axes.length[k];
     }
   }
   return NG_OK;
@@ -122,18 +146,20 @@ void ng_axes_read_gradients(const ng_block *b, float *D, int32_t *finite) {
   ng_kernels(q)->read_gradients(q, list, b->segments);
 }
 
-void ng_axes_observe(ng_block *b, const ng_axes_parameter *parameter, int32_t *finite) {
+void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count, int32_t *finite) {
   const ng_stat *s = b->stat;
   ng_queue *q = b->ctx->queue;
-  float *D = ng_scratch(b), *scratch = D + ng_round16(ng_axes_elements_of_block(b));
+  float *D = ng_scratch(b), *room = D + ng_round16(ng_axes_elements_of_block(b));
   ng_axes_read_gradients(b, D, finite);
   ng_stat_scale_old(q, s);
-  for (int32_t i = 0; i < b->segments; i++) {
-    for (int32_t k = 0; k < parameter[i].axes.count; k++) {
-      const int32_t part = parameter[i].part[k];
+  for (int32_t i = 0; i < count; i++) {
+    const ng_axes *a = &list[i].axes;
+    const float *piece = ng_piece_gather(q, &list[i], D, room);
+    float *scratch = room + (list[i].is_cut ? ng_round16(ng_axes_elements(a)) : 0);
+    for (int32_t k = 0; k < a->count; k++) {
+      const int32_t part = list[i].part[k];
       if (part < 0) continue;
-      ng_axes_add_gram(q, &parameter[i].axes, k, D + b->segment[i].offset, (float)s->mix.fresh,
-                       s->part[part].sum, scratch);
+      ng_axes_add_gram(q, a, k, piece, (float)s->mix.fresh, s->part[part].sum, scratch);
     }
   }
 }

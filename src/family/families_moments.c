@@ -36,7 +36,7 @@ void ng_moments_request(ng_plan *plan, ng_moments *m, int32_t moments, ng_use ol
 
 /* ---- passes ----------------------------------------------------------------------------------*/
 
-static void enqueue(ng_block *b, const ng_moments *m, ng_flat_pass p) {
+void ng_moments_pass(ng_block *b, const ng_moments *m, ng_flat_pass p) {
   p.range = m->range;
   p.ranges = m->ranges;
   p.partial_sums = m->partial_sums;
@@ -45,15 +45,17 @@ static void enqueue(ng_block *b, const ng_moments *m, ng_flat_pass p) {
 }
 
 void ng_moments_read_gradient(ng_block *b, const ng_moments *m, float *D) {
-  enqueue(b, m, (ng_flat_pass){.op = NG_FLAT_READ, .to = D, .limit = ng_dtype_largest(NG_F32)});
+  ng_moments_pass(b, m,
+                  (ng_flat_pass){.op = NG_FLAT_READ, .to = D, .limit = ng_dtype_largest(NG_F32)});
 }
 
 void ng_moments_mix(ng_block *b, const ng_moments *m, float *to, const float *v, const float *x,
                     double beta) {
   float *const read = (float *)(uintptr_t)x; /* the pass only reads x */
-  enqueue(b, m,
-          (ng_flat_pass){
-              .op = NG_FLAT_MIX, .to = to, .v = v, .x = read, .old = beta, .take = 1.0 - beta});
+  ng_moments_pass(
+      b, m,
+      (ng_flat_pass){
+          .op = NG_FLAT_MIX, .to = to, .v = v, .x = read, .old = beta, .take = 1.0 - beta});
 }
 
 void ng_moments_add(ng_block *b, ng_moments *m, const float *D, double beta) {
@@ -64,24 +66,25 @@ void ng_moments_add(ng_block *b, ng_moments *m, const float *D, double beta) {
 void ng_moments_adam(ng_block *b, ng_moments *m, float *to, const float *v, float *x, double by1,
                      double by2) {
   const ng_settings *o = &b->base;
-  enqueue(b, m,
-          (ng_flat_pass){.op = NG_FLAT_ADAM,
-                         .to = to,
-                         .v = v,
-                         .x = x,
-                         .s = m->moment[1],
-                         .next_s = m->next[1],
-                         .old = o->first_decay,
-                         .take = 1.0 - o->first_decay,
-                         .forget = o->second_decay,
-                         .m = by1,
-                         .m2 = by2,
-                         .eps = o->moment_epsilon});
+  ng_moments_pass(b, m,
+                  (ng_flat_pass){.op = NG_FLAT_ADAM,
+                                 .to = to,
+                                 .v = v,
+                                 .x = x,
+                                 .s = m->moment[1],
+                                 .next_s = m->next[1],
+                                 .old = o->first_decay,
+                                 .take = 1.0 - o->first_decay,
+                                 .forget = o->second_decay,
+                                 .add = 1.0 - o->second_decay,
+                                 .m = by1,
+                                 .m2 = by2,
+                                 .eps = o->moment_epsilon});
   m->are_new = true;
 }
 
 void ng_moments_measure(ng_block *b, const ng_moments *m) {
-  enqueue(b, m, (ng_flat_pass){.op = NG_FLAT_MEASURE, .to = b->direction});
+  ng_moments_pass(b, m, (ng_flat_pass){.op = NG_FLAT_MEASURE, .to = b->direction});
 }
 
 ng_status ng_moments_read_sums(ng_block *b, const ng_moments *m) {
@@ -107,12 +110,12 @@ void ng_moments_end_step(ng_moments *m, bool step_counts) {
   m->are_new = false;
 }
 
-void ng_moments_visit(ng_block *b, const ng_moments *m, int32_t owner, bool is_everywhere,
-                      ng_field_visit visit, void *arg) {
+void ng_moments_visit(ng_block *b, const ng_moments *m, int32_t moments, int32_t owner,
+                      bool is_everywhere, ng_field_visit visit, void *arg) {
   static const char *const name[] = {"first_moment", "second_moment"};
   for (int32_t i = 0; i < b->segments; i++) {
     const ng_segment *s = &b->segment[i];
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < moments; j++) {
       float *const data = m->moment[j] == NULL ? NULL : m->moment[j] + s->offset;
       ng_field f = ng_field_plain(name[j], NG_F32, s->slot->rows, s->slot->cols, data, owner);
       ng_axes_name_field(s, &f);

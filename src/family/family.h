@@ -15,6 +15,7 @@
  *   describe_sums    describe sums over gradients, which the engine computes for all blocks at once
  *   precondition     enqueue PD and its sums; the engine waits once for all blocks
  *   read_sums        read the sums
+ *   scale_direction  enqueue a scaling of PD that depends on the sums; the engine waits once for all blocks
  *   [agree]          the engine computes the clip factor, equal on all ranks
  *   emit             describe PD; the engine writes gradients or weights of all blocks at once
  *   end_step         end the step: advance the block's state if the step counts, otherwise discard the new state */
@@ -150,6 +151,9 @@ typedef struct ng_family {
   /* Enqueue PD and the sums that `read_sums` reads; default: nothing. The engine calls the entry for all blocks and waits
    * once. So the scratch is for queued work only, and the host reads no result here. */
   void (*precondition)(ng_block *b);
+  /* Enqueue a scaling of b->direction by numbers of `read_sums`, which has set inner, d2 and pd2 of the scaled PD; default:
+   * nothing. The engine calls the entry after `read_sums` of all blocks, whatever they returned, and waits once. */
+  void (*scale_direction)(ng_block *b);
   /* For a family that reads bound gradients: NG_SKIPPED if a gradient is not finite. The engine calls the entry after it has
    * called `observe` of all blocks and waited once, and discards the sums if necessary; default: `observe` waits and
    * returns the status. */
@@ -189,7 +193,7 @@ typedef struct ng_family {
 
 extern const ng_family ng_family_kronecker, ng_family_rankone, ng_family_norm, ng_family_window,
     ng_family_adam, ng_family_kronecker_adam, ng_family_kronecker_ekfac, ng_family_kronecker_muon,
-    ng_family_muon, ng_family_soap;
+    ng_family_muon, ng_family_soap, ng_family_shampoo;
 
 /* ---- families.c ------------------------------------------------------------------------------*/
 
@@ -268,6 +272,8 @@ typedef struct ng_moments {
 /* Allocate objects in create_state. Request memory on ranks that compute PD: uses of the old and the next moments. */
 ng_status ng_moments_create(ng_block *b, ng_moments *m);
 void ng_moments_request(ng_plan *plan, ng_moments *m, int32_t moments, ng_use old, ng_use next);
+/* Enqueue a pass p over the elements of the block; set its op, vectors and numbers only. */
+void ng_moments_pass(ng_block *b, const ng_moments *m, ng_flat_pass p);
 /* Enqueue, with b1, b2 and eps of the block's options:
  *     read_gradient  D <- the bound gradients
  *     mix            to <- beta v + (1 - beta) x
@@ -285,9 +291,9 @@ void ng_moments_measure(ng_block *b, const ng_moments *m);
 ng_status ng_moments_read_sums(ng_block *b, const ng_moments *m);
 void ng_moments_end_step(ng_moments *m, bool step_counts);
 void ng_moments_swap(ng_moments *m); /* exchange the old and the next moments */
-/* Visit both moments of each segment, which this owner or each rank has. */
-void ng_moments_visit(ng_block *b, const ng_moments *m, int32_t owner, bool is_everywhere,
-                      ng_field_visit visit, void *arg);
+/* Visit one or both moments of each segment, which this owner or each rank has. */
+void ng_moments_visit(ng_block *b, const ng_moments *m, int32_t moments, int32_t owner,
+                      bool is_everywhere, ng_field_visit visit, void *arg);
 
 /* ---- families_schulz.c -----------------------------------------------------------------------*/
 

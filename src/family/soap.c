@@ -30,7 +30,8 @@ typedef struct ng_soap {
   int32_t *order[NG_AXES_MATRICES];   /* results: index in `basis` of every vector of R */
   float *info;
   bool is_solved;
-  double sums[NG_AXES_PARAMETERS][3]; /* of each parameter */
+  double sums[NG_AXES_PARAMETERS][3],
+      by[NG_AXES_PARAMETERS]; /* of each parameter: sums, factor of PD */
   ng_direction_sums total;
 } ng_soap;
 
@@ -87,13 +88,14 @@ static ng_status create_state(ng_block *b) {
 
 static ng_status declare_statistics(ng_block *b) {
   const ng_soap *k = soap_of_block(b);
-  return ng_axes_declare(b, k->parameter, k->matrices);
+  return ng_axes_declare(b, k->parameter, b->segments, k->matrices);
 }
 
 /* Scratch: D and U of all parameters, then the scratch of one. */
 static int64_t scratch_floats(const ng_block *b) {
   const ng_soap *k = soap_of_block(b);
-  int64_t most = ng_axes_block_scratch(b, k->parameter) + ng_round16(ng_axes_elements_of_block(b));
+  int64_t most = ng_axes_block_scratch(b, k->parameter, b->segments) +
+                 ng_round16(ng_axes_elements_of_block(b));
   for (int32_t i = 0; i < k->matrices; i++) {
     most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->matrix[i]));
   }
@@ -142,7 +144,7 @@ static ng_status set_initial_values(ng_block *b) {
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_soap *k = soap_of_block(b);
   (void)o; /* the engine has checked that the gradient is finite */
-  ng_axes_observe(b, k->parameter, &k->total.finite);
+  ng_axes_observe(b, k->parameter, b->segments, &k->total.finite);
   return NG_OK;
 }
 
@@ -226,25 +228,29 @@ static void precondition(ng_block *b) {
   }
 }
 
-/* normalize: PD of each parameter gets the root mean square 1. */
 static ng_status read_sums(ng_block *b) {
   ng_soap *k = soap_of_block(b);
-  ng_queue *q = b->ctx->queue;
   for (int32_t i = 0; i < b->segments; i++) {
-    const double *sums = ng_read_numbers(q, k->sums[i]);
-    const int64_t n = b->segment[i].count;
-    const double by = b->base.normalize ? 1.0 / (1e-30 + sqrt(sums[2] / (double)n)) : 1.0;
-    if (by != 1.0 && sums[2] > 0.0)
-      ng_linalg(q)->scale(q, n, b->direction + b->segment[i].offset, NG_F32, by);
+    const double *sums = ng_read_numbers(b->ctx->queue, k->sums[i]);
+    const double n = (double)b->segment[i].count;
+    const double by = b->base.normalize ? 1.0 / (1e-30 + sqrt(sums[2] / n)) : 1.0;
+    k->by[i] = sums[2] > 0.0 ? by : 1.0;
     k->total.total[0] += by * sums[0];
     k->total.total[1] += sums[1];
     k->total.total[2] += by * by * sums[2];
   }
-  ng_queue_wait(q);
-  const ng_status st = ng_block_read_sums(b, &k->total, 0);
-  if (st != NG_OK) ng_linalg(q)->scale(q, ng_axes_elements_of_block(b), b->direction, NG_F32, 0.0);
-  ng_queue_wait(q);
-  return st;
+  return ng_block_read_sums(b, &k->total, ng_axes_elements_of_block(b));
+}
+
+/* normalize: PD of each parameter gets the root mean square 1. */
+static void scale_direction(ng_block *b) {
+  const ng_soap *k = soap_of_block(b);
+  for (int32_t i = 0; i < b->segments; i++) {
+    const ng_segment *s = &b->segment[i];
+    if (k->by[i] == 1.0) continue;
+    ng_linalg(b->ctx->queue)
+        ->scale(b->ctx->queue, s->count, b->direction + s->offset, NG_F32, k->by[i]);
+  }
 }
 
 /* ---- the end of a step -----------------------------------------------------------------------*/
@@ -304,7 +310,7 @@ static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
     ng_field f = ng_part_field(b->stat, i, "_basis", NG_F32, n, n, k->basis[i]);
     visit(arg, &f);
   }
-  ng_moments_visit(b, &k->moments, owner, false, visit, arg);
+  ng_moments_visit(b, &k->moments, 2, owner, false, visit, arg);
   if (!b->solves) return;
   ng_field f = ng_field_plain("L_solve", NG_F32, 1, SOLVE_INFO, k->info, owner);
   visit(arg, &f);
@@ -339,6 +345,7 @@ const ng_family ng_family_soap = {
     .read_results = read_results,
     .precondition = precondition,
     .read_sums = read_sums,
+    .scale_direction = scale_direction,
     .emit = ng_block_emit_direction,
     .end_step = end_step,
     .visit_fields = visit_fields,

@@ -106,6 +106,7 @@ void ng_window_compute_adaptive_input(ng_block *b) {
                     .old = mu,
                     .take = heavy ? 1.0 : 1.0 - mu,
                     .forget = forget,
+                    .add = 1.0 - forget,
                     .m = 1.0 / (1.0 - pow(mu, t)),
                     .m2 = forget < 1.0 ? 1.0 / (1.0 - pow(forget, t)) : 1.0,
                     .eps = b->base.damping};

@@ -147,8 +147,7 @@ static int64_t adam_direction(const flat_line *l) {
     const double m = finite_or_old(p->old * (double)p->v[k] + p->take * g, p->v[k], &kept);
     p->to[k] = p->x[k] = (float)m;
     if (p->s == NULL) continue;
-    const double s =
-        finite_or_old(p->forget * (double)p->s[k] + (1.0 - p->forget) * g * g, p->s[k], &kept);
+    const double s = finite_or_old(p->forget * (double)p->s[k] + p->add * g * g, p->s[k], &kept);
     p->next_s[k] = (float)s;
     p->x[k] = (float)(m * p->m / (sqrt(s * p->m2) + p->eps));
   }

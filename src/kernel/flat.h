@@ -40,7 +40,7 @@ int32_t ng_count_list_chunks(const ng_flat_range *range, int64_t ranges);
 
 /* What a pass does with every element of the vectors. g: the bound gradient; w: the bound weight; E: elements of excluded
  * parameters; M: elements with mask 0. "a or b" means: a; if a is not finite, b, and the pass counts the element.
- * take, old, forget, m, m2, eps and limit: numbers of ng_flat_pass.
+ * take, old, forget, add, m, m2, eps and limit: numbers of ng_flat_pass.
  * Arithmetic is in double and rounded once. */
 typedef enum ng_flat_op {
   NG_FLAT_READ, /* to <- g; E, M: to <- 0. Count the lines in which some |g| outside E exceeds limit */
@@ -50,7 +50,7 @@ typedef enum ng_flat_op {
   NG_FLAT_SCALE, /* to <- take * to; E: to <- -v */
   NG_FLAT_FILL,  /* where to = 0: to <- x, x <- 0 (x NULL: to <- g); E, M: unchanged */
   NG_FLAT_MIX,   /* to <- old * v + take * x or v; E: to <- v */
-  NG_FLAT_ADAM, /* to <- old * v + take * x or v; next_s <- forget * s + (1 - forget) x^2 or s; then
+  NG_FLAT_ADAM, /* to <- old * v + take * x or v; next_s <- forget * s + add * x^2 or s; then
                     * x <- m * to / (sqrt(m2 * next_s) + eps), or x <- to if s is NULL; E: to <- v, next_s <- s */
   NG_FLAT_DIVIDE,  /* next_s <- s + to^2 or s; to <- to / (sqrt(next_s) + eps) */
   NG_FLAT_LIMIT,   /* to <- 0 where |to| * take > limit; count these elements */
@@ -67,7 +67,7 @@ typedef struct ng_flat_pass {
   float *to, *x, *next_s;
   const float *v, *s;
   uint8_t *mask; /* 0: the element is masked; NULL: no mask */
-  double old, take, forget, m, m2, eps, limit;
+  double old, take, forget, add, m, m2, eps, limit;
   double *partial_sums; /* [chunks, 3] scratch */
   double *out;          /* [3] */
 } ng_flat_pass;

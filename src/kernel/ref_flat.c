@@ -48,7 +48,7 @@ static int update_moments(const element *e) {
   if (p->op == NG_FLAT_MIX) return kept;
   p->x[k] = *to;
   if (p->s == NULL) return kept;
-  const double s = p->forget * (double)p->s[k] + (1.0 - p->forget) * x * x;
+  const double s = p->forget * (double)p->s[k] + p->add * x * x;
   const double m = fabs(v) <= (double)FLT_MAX ? v : (double)p->v[k];
   const double used = s <= (double)FLT_MAX ? s : (double)p->s[k];
   p->x[k] = (float)(m * p->m / (sqrt(used * p->m2) + p->eps));

@@ -162,6 +162,17 @@ static const ng_option_setting soap_values[] = {SOAP_VALUES, NG_VALUES_END};
 static const ng_option_setting soap_natgrad_values[] = {
     SOAP_VALUES, SET(solve_period, 1), SET(basis_moments, NG_BASIS_ROTATE), NG_VALUES_END};
 
+/* facebookresearch/optimizers. L is a sum over steps; the owner of a block computes its matrices and directions. */
+static const ng_option_setting shampoo_values[] = {SET(stat_decay, 1),
+                                                   SET(stat_start, NG_START_ZERO),
+                                                   SET(damping, 1e-12),
+                                                   SET(solve_period, 1),
+                                                   SET(max_axis, 1024),
+                                                   SET(merge_axes, NG_MERGE_RIGHT),
+                                                   SET(grad_worker_fraction, 0),
+                                                   NO_CLIP_NO_NORMS,
+                                                   NG_VALUES_END};
+
 /* The values need no check: the compiler has checked names and choices, and the test t_methods checks ranges. */
 void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
@@ -265,6 +276,10 @@ static const struct method {
      "SOAP with a new basis in every step, to which the second moments are rotated",
      "Vyas et al. 2024, arXiv 2409.11321; second moments: this library", soap_natgrad_values, NULL,
      NULL},
+    {"shampoo", "shampoo",
+     "facebookresearch/optimizers: roots of the Gram matrices of the gradient's axes",
+     "Gupta, Koren & Singer 2018, arXiv 1802.09568; Shi et al. 2023, arXiv 2309.06497",
+     shampoo_values, &ng_names_shampoo, NULL},
 };
 
 /* The variants of published programs ("systems"). */
@@ -293,6 +308,8 @@ static const struct variant {
     {"EFCP", "efcp|istdaslabefcp", "lowrank-mfac", "lowrank-mfac", no_values},
     {"chainerkfac", "chainerkfac|tyoheichainerkfac", "spngd", "spngd", chainerkfac_values},
     {"SOAP", "soap|nikhilvyassoap", "soap", "soap", no_values},
+    {"Distributed Shampoo", "distributedshampoo|shampoo|facebookresearchoptimizers", "shampoo",
+     "shampoo", no_values},
     {"KellerJordan/Muon", "muon|kellerjordanmuon|kellerjordan", "muon", "muon", no_values},
     {"torch.optim.Muon", "torchoptimmuon", "muon", "torch-muon", no_values},
     {"kronfluence", "kronfluence|pomonamkronfluence", "ekfac", "ekfac", ekfac_published},

@@ -43,7 +43,8 @@ enum {
   NG_TRAIT_WINDOW = 1 << 3,  /* a window of gradients is stored */
   NG_TRAIT_MOMENTS = 1 << 4, /* Adam's moments are stored */
   NG_TRAIT_MUON = 1 << 5,    /* PD is orthogonalised by a Newton-Schulz iteration */
-  NG_TRAIT_AXES = 1 << 6     /* statistics are Gram matrices of the axes of gradients */
+  NG_TRAIT_AXES = 1 << 6,    /* statistics are Gram matrices of the axes of gradients */
+  NG_TRAIT_ROOTS = 1 << 7    /* PD is a product with roots of matrices */
 };
 /* Return the text of one trait for messages and documents, such as "Kronecker factors"; "" for trait 0. */
 const char *ng_trait_text(uint32_t trait);
@@ -161,7 +162,7 @@ typedef struct ng_published_names {
 extern const ng_published_names ng_names_kaisa, ng_names_lz, ng_names_eva, ng_names_eva_kfac,
     ng_names_adasgd, ng_names_sam, ng_names_mfac, ng_names_ggt, ng_names_spngd, ng_names_efcp,
     ng_names_sparse_ggt, ng_names_lowrank, ng_names_topk_sgd, ng_names_topk_adam,
-    ng_names_topk_adagrad, ng_names_soap, ng_names_muon, ng_names_torch_muon;
+    ng_names_topk_adagrad, ng_names_soap, ng_names_shampoo, ng_names_muon, ng_names_torch_muon;
 /* Set the options of *j->full that the published option `name` stands for, or j->lr if `name` is the learning rate.  If
  * the name is unknown, the message suggests the nearest name. */
 ng_status ng_published_set(const ng_published_names *names, const char *method, const char *name,

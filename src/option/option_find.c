@@ -11,6 +11,7 @@ const char *ng_trait_text(uint32_t trait) {
          : trait == NG_TRAIT_MOMENTS ? "Adam's moments"
          : trait == NG_TRAIT_MUON    ? "a Newton-Schulz iteration"
          : trait == NG_TRAIT_AXES    ? "matrices of gradient axes"
+         : trait == NG_TRAIT_ROOTS   ? "roots of matrices"
                                      : "";
 }
 

@@ -69,6 +69,7 @@ enum { NG_OPTION_LIST(KIND) };
 #define OWN_SET NEEDS(muon_coefficients, 1U << NG_MUON_SIMPLE)
 #define MOMENTS .trait = NG_TRAIT_MOMENTS
 #define GRAMS .trait = NG_TRAIT_AXES
+#define ROOTS .trait = NG_TRAIT_ROOTS, LAYER
 
 /* Bounds exclude only values that the arithmetic cannot represent.  A double represents every whole number up to
  * COUNT_MAX exactly; the product of REAL_MAX and an eigenvalue up to 3e8 fits f32. */
@@ -317,13 +318,22 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "1: correct moments for their start from 0."),
     ROW(max_axis, "gradient axes", "10000", GRAMS, FROM(1, COUNT_MAX, "length"), LAYER,
         .help = "The longest axis of a gradient with a matrix L = average of D_(k) D_(k)', D_(k) "
-                "the gradient with axis k as rows. A longer axis is not rotated."),
-    ROW(merge_axes, "gradient axes", "none", GRAMS, ONE_OF_2(NG_MERGE_, NONE, "none", LEFT, "left"),
-        LAYER,
-        .help = "Which axes of a gradient are joined first.\n"
-                "- none: none.\n"
-                "- left: neighbours, from the first axis on, while their product is at most "
-                "max_axis."),
+                "the gradient with axis k as rows. SOAP does not rotate a longer axis; Shampoo "
+                "cuts it, "
+                "and each piece of a parameter has matrices and a grafting norm of its own."),
+    ROW(merge_axes, "gradient axes", "none", GRAMS,
+        ONE_OF_3(NG_MERGE_, NONE, "none", LEFT, "left", RIGHT, "right"), LAYER,
+        .help =
+            "Which axes of a gradient are joined first.\n"
+            "- none: none.\n"
+            "- left: neighbours, from the first axis on, while their product is at most "
+            "max_axis.\n"
+            "- right: neighbours, from the last axis on, while their product is at most max_axis "
+            "and more than kept_axes axes remain."),
+    ROW(kept_axes, "gradient axes", "1", GRAMS, FROM(1, COUNT_MAX, "axes"), LAYER,
+        NEEDS(merge_axes, 1U << NG_MERGE_RIGHT),
+        .help = "merge_axes = right: the least number of axes that remain. 1: a small parameter "
+                "becomes a vector; 2: the kernel of a convolution becomes a matrix."),
     ROW(vector_factor, "gradient axes", "0", GRAMS, LAYER,
         .help = "1: vectors, such as biases, have a matrix L, too."),
     ROW(basis_moments, "gradient axes", "permute", GRAMS,
@@ -334,6 +344,25 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "the new one."),
     ROW(normalize, "gradient axes", "0", GRAMS, LAYER,
         .help = "1: the root mean square of PD of each parameter is 1."),
+    ROW(grafting, "gradient axes", "none", ROOTS,
+        ONE_OF_5(NG_GRAFT_, NONE, "none", SGD, "sgd", ADAM, "adam", ADAGRAD, "adagrad", RMSPROP,
+                 "rmsprop"),
+        .help =
+            "The step whose norm PD of a piece gets; the step itself before solve_start. F: the "
+            "filtered gradient, V from 0.\n"
+            "- none: none; F before solve_start.\n"
+            "- sgd: F.\n"
+            "- adam: F / (sqrt(V / (1 - second_decay^t)) + moment_epsilon), V the average of "
+            "D^2 with second_decay.\n"
+            "- adagrad: F / (sqrt(V) + moment_epsilon), V the sum of D^2.\n"
+            "- rmsprop: F / (sqrt(V) + moment_epsilon), V as of adam."),
+    ROW(filter_decay, "gradient axes", "0.9", ROOTS, FROM(0, 0.999999, "weight"), LIVE,
+        .help = "beta3 of the filtered gradient F = beta3 M + (1 - beta3) D, M the first moment of "
+                "the step before. With first_decay = 0, F = D."),
+    ROW(solve_start, "gradient axes", "0", ROOTS, FROM(0, COUNT_MAX, "steps"),
+        .help = "The first solve; before it, there are no roots, see grafting.\n"
+                "- 0: step 1, then every solve_period steps.\n"
+                "- above 0: this step, counted from 1, then the multiples of solve_period."),
 
     /* Layers. */
     ROW(skip_layers, "layers", "", .check_text = ng_globs_check,

@@ -370,6 +370,62 @@ static const ng_published soap_names[] = {
 };
 const ng_published_names ng_names_soap = NAMES(soap_names);
 
+/* ---- Distributed Shampoo ---------------------------------------------------------------------*/
+
+/* beta3 and start_preconditioning_step have the value -1 for beta1 and precondition_frequency. Arguments may come in any
+ * order, so filter_decay and solve_start are marked as given only if their own argument is not -1. */
+static void set_derived_values(job *j) {
+  ng_settings *o = &j->full->base;
+  if (!j->full->given[NG_OPTION_filter_decay]) o->filter_decay = o->first_decay;
+  if (!j->full->given[NG_OPTION_solve_start]) o->solve_start = o->solve_period;
+}
+
+static ng_status set_shampoo_option(job *j) {
+  const bool pair = ng_is(j->row->name, "betas");
+  const ng_status st =
+      pair ? set_pair(j, "first_decay", "stat_decay") : set_option(j, j->row->option, j->value);
+  set_derived_values(j);
+  return st;
+}
+
+static ng_status set_unless_minus_1(job *j) {
+  double v;
+  if (!ng_read_real(j->value, &v)) return refuse_value(j, NG_ERR_ARG, "a number");
+  if (v != -1.0) return set_option(j, j->row->option, j->value);
+  set_derived_values(j);
+  return NG_OK;
+}
+
+static const ng_published shampoo_names[] = {
+    LR,
+    {"betas", "first_decay", "sets first_decay and stat_decay; without beta3 also filter_decay",
+     set_shampoo_option, NULL},
+    {"beta3", "filter_decay", "sets filter_decay; -1: to first_decay", set_unless_minus_1, NULL},
+    SAME("epsilon", "damping"),
+    {"weight_decay", "", "nothing to set: weight_decay of ng_step_sgd", set_word,
+     "a number from 0"},
+    {"weight_decay_type", "",
+     "nothing to set: decoupled is the weight_decay of ng_step_sgd; corrected: times lr / its "
+     "first "
+     "value; l2: add weight_decay w to the gradient",
+     set_word, "decoupled|corrected|l2"},
+    {"momentum", "", "nothing to set: momentum of ng_step_sgd", set_word, "none|a number from 0"},
+    {"use_nesterov", "", "nothing to set: nesterov of ng_step_sgd", set_word, "true|false"},
+    SAME("max_preconditioner_dim", "max_axis"),
+    {"precondition_frequency", "solve_period",
+     "sets solve_period; without start_preconditioning_step also solve_start", set_shampoo_option,
+     NULL},
+    {"start_preconditioning_step", "solve_start", "sets solve_start; -1: to solve_period",
+     set_unless_minus_1, NULL},
+    {"use_bias_correction", "bias_correction", "sets bias_correction", set_word, "true=1|false=0"},
+    {"grafting", "grafting", "the class of grafting_config without PreconditionerConfig", set_word,
+     "none=none|sgd=sgd|adam=adam|adagrad=adagrad|rmsprop=rmsprop"},
+    {"grafting.epsilon", "moment_epsilon", "sets moment_epsilon", set_value, NULL},
+    {"grafting.beta2", "second_decay", "sets second_decay", set_value, NULL},
+    {"target_parameter_dimensionality", "kept_axes", "sets kept_axes", set_value, NULL},
+};
+const ng_published_names ng_names_shampoo = NAMES(shampoo_names);
+
 /* ---- Muon ------------------------------------------------------------------------------------*/
 
 /* Set three options from "a|b|c" or "(a, b, c)". */

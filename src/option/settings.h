@@ -65,8 +65,15 @@ typedef enum { NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW } ng_update;
 typedef enum { NG_UPDATE_RANKS_ALL, NG_UPDATE_RANKS_OWNER } ng_update_ranks;
 typedef enum { NG_MISSING_REFUSE, NG_MISSING_KEEP } ng_missing;
 typedef enum { NG_NORM_UNIT, NG_NORM_FULL, NG_NORM_DIAGONAL, NG_NORM_NONE } ng_norm_block;
-typedef enum { NG_MERGE_NONE, NG_MERGE_LEFT } ng_merge_axes;
+typedef enum { NG_MERGE_NONE, NG_MERGE_LEFT, NG_MERGE_RIGHT } ng_merge_axes;
 typedef enum { NG_BASIS_PERMUTE, NG_BASIS_ROTATE } ng_basis_moments;
+typedef enum {
+  NG_GRAFT_NONE,
+  NG_GRAFT_SGD,
+  NG_GRAFT_ADAM,
+  NG_GRAFT_ADAGRAD,
+  NG_GRAFT_RMSPROP
+} ng_grafting;
 typedef enum { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
 typedef enum {
@@ -162,9 +169,13 @@ typedef enum {
   X(BOOL, bias_correction, bool)                                                                   \
   X(INT, max_axis, int64_t)                                                                        \
   X(CHOICE, merge_axes, ng_merge_axes)                                                             \
+  X(INT, kept_axes, int64_t)                                                                       \
   X(BOOL, vector_factor, bool)                                                                     \
   X(CHOICE, basis_moments, ng_basis_moments)                                                       \
   X(BOOL, normalize, bool)                                                                         \
+  X(CHOICE, grafting, ng_grafting)                                                                 \
+  X(REAL, filter_decay, double)                                                                    \
+  X(INT, solve_start, int64_t)                                                                     \
   X(TEXT, skip_layers, )                                                                           \
   X(TEXT, per_layer, )                                                                             \
   X(CHOICE, statistics, ng_statistics)                                                             \

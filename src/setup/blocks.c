@@ -81,7 +81,7 @@ static void set_statistic_rules(ng_block *b) {
   const ng_settings *o = &b->base;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
-    s->rule.calls = o->calls;
+    s->rule.calls = s->rule.adds ? NG_CALLS_MEAN : o->calls;
     s->rule.equal_weights =
         o->stat_scale != NG_SCALE_TEXTBOOK && o->stat_scale != NG_SCALE_MPD_KFAC;
     s->rule.start = o->stat_start;

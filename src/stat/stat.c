@@ -10,6 +10,7 @@
  *     calls = mean   S = sum w_i X_i                        F <- rho F + (1 - rho) S / sum w_i
  *     calls = last   S = w_n X_n                            F <- rho F + (1 - rho) S / w_n
  *     calls = ema    S <- rho S + (1 - rho) X_i, for all i  F <- rho^n F + S
+ *     adds, rho = 1  S = sum w_i X_i                        F <- F + S / sum w_i
  *
  * S and w are also summed over ranks. With calls = ema, F is the mean of the ranks' averages, weighted by samples: each
  * rank multiplies its S by its w before the sum over ranks, and the fold divides by the total weight. */
@@ -150,6 +151,7 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s) {
  * not exist, but the other ranks have counted the statistic as started and sent keep > 0. Then the owner uses keep = 0,
  * and with calls = ema divides S by 1 - keep. */
 static ng_mix fold_weights(const ng_stat *s) {
+  if (s->rule.adds && s->rule.decay == 1.0) return (ng_mix){1.0, 1.0 / s->w_total};
   const double kept = s->w_keep_total / s->w_total;
   const bool first = ng_stat_goes_to_owner(s) && s->rule.start == NG_START_FIRST && !s->started;
   const double keep = first ? 0.0 : kept, part = first && kept < 1.0 ? 1.0 - kept : 1.0;

@@ -61,6 +61,7 @@ typedef struct ng_rule {
   ng_start start;
   int64_t stat_batch;
   double decay;     /* value for the next step */
+  bool adds;        /* with decay = 1 the average is the sum over steps; calls: mean */
   bool whole_shift; /* every rank adds the whole shift, not shift / ranks */
 } ng_rule;
 

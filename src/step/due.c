@@ -65,11 +65,13 @@ bool ng_block_statistics_due(const ng_block *b) {
   return (every && !is_out(b)) || is_block_due(b);
 }
 
-/* A block that was never solved is due, because PD needs its inverses. */
+/* A block that was never solved is due, because PD needs its inverses. With solve_start, steps count from 1. */
 bool ng_block_solve_due(const ng_block *b) {
-  if (!b->solves || b->is_excluded) return false;
+  const int64_t steps = count_steps(b), start = b->base.solve_start;
+  if (!b->solves || b->is_excluded || steps + 1 < start) return false;
   if (b->base.refresh_tolerance > 0.0) return !b->was_solved || ng_block_statistics_due(b);
-  return !b->was_solved || count_steps(b) % b->base.solve_period == 0;
+  if (!b->was_solved || steps + 1 == start) return true;
+  return (start > 0 ? steps + 1 : steps) % b->base.solve_period == 0;
 }
 
 /* ---- observations ----------------------------------------------------------------------------*/

@@ -219,6 +219,12 @@ static ng_status compute_directions(ng_precond *p) {
     if (st == NG_SKIPPED) p->step->has_refused = true;
     if (st < NG_OK || st == NG_RESCUED) p->step->status = ng_worse_status(p->step->status, st);
   }
+  for (int32_t i = 0; i < p->blocks; i++) {
+    ng_block *b = p->block[i];
+    if (!b->is_worker || b->is_excluded || b->family->scale_direction == NULL) continue;
+    b->family->scale_direction(b);
+  }
+  ng_queue_wait(p->ctx->queue);
   ng_clip_refuse_nonfinite_weights(p);
   ng_emission_store(p);
   return NG_OK;

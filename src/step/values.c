@@ -114,6 +114,7 @@ void ng_block_set_options(ng_block *b, const ng_options *o) {
   b->base = o->base;
   if ((traits & NG_TRAIT_SOLVES) == 0) b->base.solve_period = 1;
   if ((b->family->traits & NG_TRAIT_FACTORS) == 0) b->base.radius = 0.0;
+  if ((b->family->traits & NG_TRAIT_ROOTS) == 0) b->base.solve_start = 0;
 }
 
 void ng_model_set_options(ng_precond *p, const ng_options *o) {

@@ -35,6 +35,7 @@ TABLE = {
        for name in ("adam", "kfac-adam", "muon", "torch-muon", "newton-muon")},
     # The Gram matrix of a longer axis has null vectors, which rounding determines.
     **{name: ("Preconditioner", dict(method=name, moment_epsilon=1, max_axis=5), False) for name in ("soap", "soap-natgrad")},
+    "shampoo": ("Preconditioner", dict(method="shampoo", damping=0.1, max_axis=5, grafting="adam"), False),
     **{name: ("MFAC", dict(method=name, window_density=0.5), False) for name in ("topk-sgd", "topk-adam", "topk-adagrad")},
 }
 # Statistics come from the samples of one rank.

@@ -1,0 +1,364 @@
+/* shampoo.c: Shampoo: a gradient times roots of the Gram matrices of its axes (Gupta et al. 2018, arXiv 1802.09568, as
+ * facebookresearch/optimizers computes it: Shi et al. 2023, arXiv 2309.06497).
+ *
+ * In: gradients. Of a piece of a parameter (families_pieces.c) with the gradient D and K axes, L_k of axis k the sum (stat_decay
+ * = 1) or average of D_(k) D_(k)'; t counts the steps of the model from 1, also for a block without a gradient:
+ *
+ *     X_k = (L_k / c + damping I)^(-1/(2K)),   c = 1 - stat_decay^t, or 1 for a sum
+ *     F = (beta3 M + (1 - beta3) D) / (1 - beta3 beta1^(t-1)),   M <- beta1 M + (1 - beta1) D
+ *     PD = P |S| / |P|,   P = F times all X_k,   S the step that `grafting` selects; without grafting PD = P
+ *
+ * with beta1 = first_decay, beta3 = filter_decay, or 0 if beta1 = 0. Before solve_start PD = S, without grafting F.
+ * With stat_period c counts the steps of L only. L_k, X_k, M and V belong to the owner of the block. */
+#include "family/axes.h"
+
+#include <math.h>
+
+enum { SOLVE_RUNG, SOLVE_WAS_GOOD, SOLVE_INFO };
+enum { SUM_INNER, SUM_D2, SUM_P2, SUM_S2, SUMS }; /* <P, D>, |D|^2, |P|^2, |S|^2 of a piece */
+
+typedef struct ng_shampoo {
+  int32_t pieces, matrices;
+  ng_axes_parameter *piece;
+  ng_matrix *matrix;  /* L_k; R: X_k */
+  ng_moments moments; /* M, and V if grafting has one */
+  float *info;
+  bool has_roots;
+  double *sums, *by; /* [pieces, SUMS]; [pieces] factor of P */
+  ng_direction_sums total;
+} ng_shampoo;
+
+static ng_shampoo *shampoo_of_block(const ng_block *b) { return b->state; }
+
+static bool has_second_moment(const ng_block *b) { return b->base.grafting >= NG_GRAFT_ADAM; }
+
+/* Return t. */
+static double step_of_block(const ng_block *b) { return (double)b->p->steps + 1.0; }
+
+/* ---- geometry, memory ------------------------------------------------------------------------*/
+
+static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
+  (void)e;
+  return ng_is(o->family, "shampoo");
+}
+
+static ng_status check_options(const ng_options *o, char *message, size_t size) {
+  static const ng_option_id unused[] = {NG_OPTION_vector_factor, NG_OPTION_basis_moments,
+                                        NG_OPTION_normalize, NG_OPTION_adam_lr};
+  const ng_refusal list[] = {{o->base.stat_start != NG_START_ZERO, NG_OPTION_stat_start,
+                              ": the bias correction of L requires zero"},
+                             {o->base.refresh_tolerance > 0.0, NG_OPTION_refresh_tolerance,
+                              ": the bias correction of L requires a fixed stat_period; set 0"}};
+  ng_status st = ng_family_check_others(
+      NG_TRAIT_AXES | NG_TRAIT_ROOTS | NG_TRAIT_MOMENTS | NG_TRAIT_SOLVES, o, message, size);
+  if (st == NG_OK) st = ng_family_check_list(list, 2, o, message, size);
+  return st == NG_OK ? ng_family_check_unused(unused, 4, "Shampoo does not use this option", o,
+                                              message, size)
+                     : st;
+}
+
+static ng_status set_matrices(ng_block *b) {
+  ng_shampoo *k = shampoo_of_block(b);
+  int64_t largest = 0;
+  for (int32_t i = 0; i < k->pieces; i++) {
+    const ng_axes *a = &k->piece[i].axes;
+    for (int32_t axis = 0; axis < a->count; axis++) {
+      k->matrix[k->piece[i].part[axis]] = (ng_matrix){.result = NG_RESULT_ROOT,
+                                                      .n = a->length[axis],
+                                                      .p = 2.0 * a->count,
+                                                      .scale = 1.0,
+                                                      .average_dtype = NG_F32,
+                                                      .result_dtype = NG_F32};
+      largest = ng_max64(largest, a->length[axis]);
+    }
+  }
+  (void)snprintf(b->entry->why, sizeof b->entry->why, "L: %d matrices up to %lldx%lld of %d pieces",
+                 k->matrices, (long long)largest, (long long)largest, k->pieces);
+  if (ng_blas_accepts_order(largest)) return NG_OK;
+  return ng_fail(b->ctx, NG_ERR_ARG,
+                 "layer '%s': a matrix of order %lld exceeds 32-bit LAPACK; lower max_axis",
+                 b->name, (long long)largest);
+}
+
+static ng_status create_state(ng_block *b) {
+  ng_shampoo *k = b->state = ng_object(b->p, sizeof *k);
+  const int64_t pieces = ng_pieces_count(b);
+  if (k == NULL) return NG_ERR_NOMEM;
+  if (pieces > NG_LIST_MOST) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': more than %lld pieces; raise max_axis", b->name,
+                   (long long)NG_LIST_MOST);
+  }
+  k->pieces = (int32_t)pieces;
+  k->piece = ng_object(b->p, (size_t)pieces * sizeof *k->piece);
+  k->matrix = ng_object(b->p, (size_t)pieces * NG_AXES_MOST * sizeof *k->matrix);
+  k->sums = ng_object(b->p, (size_t)pieces * SUMS * sizeof *k->sums);
+  k->by = ng_object(b->p, (size_t)pieces * sizeof *k->by);
+  if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
+  b->matrices = k->matrices = ng_pieces_of_block(b, k->piece);
+  const ng_status st = set_matrices(b);
+  return st == NG_OK ? ng_moments_create(b, &k->moments) : st;
+}
+
+static ng_status declare_statistics(ng_block *b) {
+  const ng_shampoo *k = shampoo_of_block(b);
+  const ng_status st = ng_axes_declare(b, k->piece, k->pieces, k->matrices);
+  if (st == NG_OK) b->stat->rule.adds = true;
+  return st;
+}
+
+/* The scratch of a piece: D, F, S, P, then the scratch of twosided/ and all X_k as full matrices. */
+static int64_t piece_scratch(const ng_axes *a) {
+  int64_t floats = ng_axes_scratch(a);
+  for (int32_t i = 0; i < 4; i++) {
+    floats = ng_plus(floats, ng_round16(ng_axes_elements(a)));
+  }
+  return floats;
+}
+
+/* Scratch: D, F and S of the block, then the scratch of a piece. */
+static int64_t scratch_floats(const ng_block *b) {
+  const ng_shampoo *k = shampoo_of_block(b);
+  int64_t most = ng_axes_block_scratch(b, k->piece, k->pieces);
+  for (int32_t i = 0; i < k->pieces; i++) {
+    most = ng_max64(most, piece_scratch(&k->piece[i].axes));
+  }
+  most = ng_plus(most, ng_times(3, ng_round16(ng_axes_elements_of_block(b))));
+  for (int32_t i = 0; i < k->matrices; i++) {
+    most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->matrix[i]));
+  }
+  return most;
+}
+
+static ng_status request_memory(ng_block *b, ng_plan *plan) {
+  ng_shampoo *k = shampoo_of_block(b);
+  const int64_t real = (int64_t)sizeof(float);
+  const int32_t owner = b->stat->owner;
+  if (b->is_worker) k->info = ng_plan_result(plan, owner, SOLVE_INFO * real);
+  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
+    k->matrix[i].R = ng_plan_result(plan, owner, ng_matrix_count(&k->matrix[i]) * real);
+  }
+  if (b->is_worker) {
+    ng_moments_request(plan, &k->moments, has_second_moment(b) ? 2 : 1, NG_USE_MOMENTS,
+                       NG_USE_MOMENTS);
+  }
+  ng_plan_direction(plan, b, NG_BY_FAMILY, ng_axes_elements_of_block(b));
+  ng_plan_scratch(plan, ng_times(scratch_floats(b), real));
+  return NG_OK;
+}
+
+static ng_status set_initial_values(ng_block *b) {
+  const ng_shampoo *k = shampoo_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
+    ng_linalg(q)->shift_diagonal(q, k->matrix[i].n, k->matrix[i].R, NG_F32, false, 1.0);
+  }
+  ng_queue_wait(q);
+  return NG_OK;
+}
+
+static ng_status observe(ng_block *b, const ng_obs *o) {
+  ng_shampoo *k = shampoo_of_block(b);
+  (void)o; /* the engine has checked that the gradient is finite */
+  ng_axes_observe(b, k->piece, k->pieces, &k->total.finite);
+  return NG_OK;
+}
+
+/* ---- solve -----------------------------------------------------------------------------------*/
+
+/* Return c. With stat_period L has the gradients of fewer steps. */
+static double bias_of_average(const ng_block *b) {
+  if (!b->base.bias_correction || b->base.stat_decay == 1.0) return 1.0;
+  return 1.0 - pow(b->base.stat_decay, (double)(1 + b->p->steps / b->base.stat_period));
+}
+
+static ng_status store_rung(ng_block *b, int32_t rung) {
+  float *info = shampoo_of_block(b)->info;
+  if (rung == NG_DAMPED_NONE) rung = info[SOLVE_WAS_GOOD] != 0.0F ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  info[SOLVE_RUNG] = (float)rung;
+  if (rung < NG_RUNG_LAST) info[SOLVE_WAS_GOOD] = 1.0F;
+  ng_count_rung(b->p, rung);
+  return rung > 0 ? NG_RESCUED : NG_OK;
+}
+
+/* If a decomposition fails, the old X_k stays. */
+static ng_status solve(ng_block *b, ng_solve_phase phase) {
+  ng_shampoo *k = shampoo_of_block(b);
+  const double c = bias_of_average(b);
+  int32_t worst = 0;
+  if (!b->has_averages) return NG_OK;
+  for (int32_t i = 0; i < k->matrices; i++) {
+    ng_matrix *m = &k->matrix[i];
+    m->F = b->stat->part[i].average;
+    m->scale = 1.0 / c;
+    if (phase == NG_SOLVE_LIST) ng_block_list_matrix(b, m, 0.0, b->base.damping, 0.0);
+    if (phase != NG_SOLVE_CLIMB) continue;
+    const int32_t rung = ng_matrix_retry(b->ctx->queue, m, ng_scratch(b));
+    worst = rung > worst ? rung : worst;
+  }
+  return phase == NG_SOLVE_CLIMB ? store_rung(b, worst) : NG_OK;
+}
+
+static void read_results(ng_block *b) {
+  ng_shampoo *k = shampoo_of_block(b);
+  k->has_roots = k->info[SOLVE_WAS_GOOD] != 0.0F;
+}
+
+/* ---- the direction ---------------------------------------------------------------------------*/
+
+/* Return 1 / (1 - beta3 beta1^(t-1)), by which S of sgd, and P, must still be multiplied. */
+static double filter_scale(const ng_block *b) {
+  const double beta1 = b->base.first_decay;
+  if (!b->base.bias_correction || beta1 == 0.0) return 1.0;
+  return 1.0 / (1.0 - b->base.filter_decay * pow(beta1, step_of_block(b) - 1.0));
+}
+
+/* Enqueue F, without filter_scale, the new M and V, and S; S is D on entry. Without V S becomes F. */
+static void filter(ng_block *b, const float *D, float *F, float *S) {
+  ng_shampoo *k = shampoo_of_block(b);
+  ng_moments *m = &k->moments;
+  const ng_settings *o = &b->base;
+  const bool sums = o->grafting == NG_GRAFT_ADAGRAD;
+  const double beta3 = o->first_decay > 0.0 ? o->filter_decay : 0.0;
+  const double c =
+      o->grafting == NG_GRAFT_ADAM ? 1.0 - pow(o->second_decay, step_of_block(b)) : 1.0;
+  ng_moments_add(b, m, D, o->first_decay);
+  ng_moments_pass(b, m,
+                  (ng_flat_pass){.op = NG_FLAT_ADAM,
+                                 .to = F,
+                                 .v = m->moment[0],
+                                 .x = S,
+                                 .s = m->moment[1],
+                                 .next_s = m->next[1],
+                                 .old = beta3,
+                                 .take = 1.0 - beta3,
+                                 .forget = sums ? 1.0 : o->second_decay,
+                                 .add = sums ? 1.0 : 1.0 - o->second_decay,
+                                 .m = filter_scale(b),
+                                 .m2 = 1.0 / c,
+                                 .eps = o->moment_epsilon});
+}
+
+/* Enqueue P of piece i, in `direction`, and its sums. */
+static void precondition_piece(ng_block *b, int32_t i, const float *D, const float *F,
+                               const float *S, float *scratch) {
+  ng_shampoo *k = shampoo_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  const ng_axes_parameter *p = &k->piece[i];
+  const int64_t n = ng_axes_elements(&p->axes), room = ng_round16(n);
+  ng_axes axes = p->axes;
+  double *sums = k->sums + (int64_t)SUMS * i;
+  float *P = p->is_cut ? scratch + 3 * room : b->direction + p->at, *rest = scratch + 4 * room,
+        *X = rest + room;
+  D = ng_piece_gather(q, p, D, scratch);
+  F = ng_piece_gather(q, p, F, scratch + room);
+  S = ng_piece_gather(q, p, S, scratch + 2 * room);
+  for (int32_t axis = 0; axis < axes.count && k->has_roots; axis++) {
+    const ng_matrix *m = &k->matrix[p->part[axis]];
+    ng_linalg(q)->unpack(q, m->n, m->R, NG_F32, X, m->n);
+    axes.basis[axis] = X;
+    X += ng_round16(m->n * m->n);
+  }
+  ng_axes_rotate(q, &axes, false, k->has_roots || b->base.grafting == NG_GRAFT_NONE ? F : S, P,
+                 rest);
+  ng_linalg(q)->sum_row_products(q, 1, n, P, n, D, n, sums);
+  ng_linalg(q)->sum_squares(q, 1, n, S, NG_F32, n, sums + SUM_S2);
+  ng_piece_scatter(q, p, P, b->direction);
+}
+
+static void precondition(ng_block *b) {
+  ng_shampoo *k = shampoo_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  const int64_t all = ng_axes_elements_of_block(b), room = ng_round16(all);
+  float *D = ng_scratch(b), *F = D + room, *S = F + room;
+  k->total = (ng_direction_sums){.finite = 1};
+  ng_axes_read_gradients(b, D, &k->total.finite);
+  ng_linalg(q)->copy_rows(q, 1, all, D, all, S, all);
+  filter(b, D, F, S);
+  for (int32_t i = 0; i < k->pieces; i++) {
+    precondition_piece(b, i, D, F, S, S + room);
+  }
+}
+
+/* Return the factor of P of a piece, with its sums. */
+static double scale_of_piece(const ng_block *b, const double *sums) {
+  const double by = filter_scale(b);
+  const double S = sqrt(sums[SUM_S2]) * (has_second_moment(b) ? 1.0 : by);
+  if (!shampoo_of_block(b)->has_roots) return has_second_moment(b) ? 1.0 : by;
+  return b->base.grafting == NG_GRAFT_NONE ? by : by * S / (by * sqrt(sums[SUM_P2]) + 1e-16);
+}
+
+static ng_status read_sums(ng_block *b) {
+  ng_shampoo *k = shampoo_of_block(b);
+  for (int32_t i = 0; i < k->pieces; i++) {
+    const double *sums = ng_read_numbers(b->ctx->queue, k->sums + (int64_t)SUMS * i);
+    const double by = k->by[i] = scale_of_piece(b, sums);
+    k->total.total[0] += by * sums[SUM_INNER];
+    k->total.total[1] += sums[SUM_D2];
+    k->total.total[2] += by * by * sums[SUM_P2];
+  }
+  const ng_status st = ng_block_read_sums(b, &k->total, ng_axes_elements_of_block(b));
+  for (int32_t i = 0; i < k->pieces && st != NG_OK; i++) {
+    k->by[i] = 0.0;
+  }
+  return st;
+}
+
+static void scale_direction(ng_block *b) {
+  const ng_shampoo *k = shampoo_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  for (int32_t i = 0; i < k->pieces; i++) {
+    const ng_axes_parameter *p = &k->piece[i];
+    if (k->by[i] == 1.0) continue;
+    float *P = (float *)(uintptr_t)ng_piece_gather(q, p, b->direction, ng_scratch(b));
+    ng_linalg(q)->scale(q, ng_axes_elements(&p->axes), P, NG_F32, k->by[i]);
+    ng_piece_scatter(q, p, P, b->direction);
+  }
+}
+
+static void end_step(ng_block *b, bool step_counts) {
+  ng_moments_end_step(&shampoo_of_block(b)->moments, step_counts);
+}
+
+/* ---- state, report ---------------------------------------------------------------------------*/
+
+static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
+  const ng_shampoo *k = shampoo_of_block(b);
+  for (int32_t i = 0; i < k->matrices; i++) {
+    const int64_t n = k->matrix[i].n;
+    ng_field f = ng_part_field(b->stat, i, "_root", NG_F32, n, n, k->matrix[i].R);
+    f.is_symmetric = true;
+    visit(arg, &f);
+  }
+  ng_moments_visit(b, &k->moments, has_second_moment(b) ? 2 : 1, b->stat->owner, false, visit, arg);
+  ng_field f = ng_field_plain("L_solve", NG_F32, 1, SOLVE_INFO, k->info, b->stat->owner);
+  visit(arg, &f);
+}
+
+static void write_report(const ng_block *b, ng_layer_report *report) {
+  const ng_shampoo *k = shampoo_of_block(b);
+  if (k->info == NULL) return;
+  report->rung = ng_rung_from_float(k->info[SOLVE_RUNG]);
+  report->damping_f = b->base.damping;
+}
+
+const ng_family ng_family_shampoo = {
+    .name = "shampoo",
+    .observed = NG_OBSERVED_FLATGRAD,
+    .traits = NG_TRAIT_AXES | NG_TRAIT_ROOTS | NG_TRAIT_MOMENTS | NG_TRAIT_SOLVES,
+    .accepts_entry = accepts_entry,
+    .check_options = check_options,
+    .create_state = create_state,
+    .declare_statistics = declare_statistics,
+    .request_memory = request_memory,
+    .set_initial_values = set_initial_values,
+    .observe = observe,
+    .solve = solve,
+    .read_results = read_results,
+    .precondition = precondition,
+    .read_sums = read_sums,
+    .scale_direction = scale_direction,
+    .emit = ng_block_emit_direction,
+    .end_step = end_step,
+    .visit_fields = visit_fields,
+    .write_report = write_report,
+};
