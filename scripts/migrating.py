@@ -36,7 +36,7 @@ CLASSES = (  # (program, published names, state, note)
     (EFCP, "LowRankAggregateMFAC RankOneAggregateMFAC", "differs", "natgrad draws the first Q, independent of the weights"),
     (EFCP, "SparseSGD SparseAdam SparseAdaGrad", "refused", "`natgrad.MFAC(model, method=\"topk-sgd\")`, `topk-adam`, `topk-adagrad`"),
     (EFCP, "AdaGrad ScaledSparseAdaGrad Shampoo MySGD MyAdam SimpleBlockAdamGPU SimpleBlockAdamCPU BatchBlockAdam SWA",
-     "refused", "use the first-order methods of PyTorch; Shampoo: `method = shampoo`"),
+     "refused", "use the first-order methods of PyTorch; `natgrad.Shampoo`"),
     ("IST-DASLab/ISTA-DASLab-Optimizers", "SparseMFAC", "same", ""),
     (CHAINER, "SPNGD", "differs", "a class for PyTorch; the published optimizer is of Chainer"),
 )

@@ -475,6 +475,7 @@ if(NOT NATGRAD_SANITIZE)
           rejected
           sharded_parameters
           shards
+          shampoo
           shared_batch
           soap
           spngd

@@ -251,3 +251,36 @@ class SOAP(KFACAdam):
         if precondition_frequency is not None:  # 10, of soap-natgrad 1
             options["solve_period"] = precondition_frequency
         self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay), options)
+
+
+class Shampoo(SGD):
+    """Distributed Shampoo (facebookresearch/optimizers): inverse roots of the gradient's Gram matrices, with the arguments of the
+    program.  grafting: None, 'sgd', 'adam', 'adagrad' or 'rmsprop'; grafting_beta2 is 0.999, of rmsprop 0.99.  Weight decay is the
+    decoupled one of the program: it enters the momentum.  A layer without gradients is skipped.  More keywords as for SGD."""
+
+    method = "shampoo"
+
+    def __init__(self, model_or_params=None, /, lr=1e-2, betas=(0.9, 1.0), beta3=-1.0, epsilon=1e-12, momentum=0.0, dampening=0.0,
+                 weight_decay=0.0, max_preconditioner_dim=1024, precondition_frequency=1, start_preconditioning_step=-1,
+                 use_nesterov=False, use_bias_correction=True, grafting=None, grafting_beta2=None, grafting_epsilon=1e-10,
+                 target_parameter_dimensionality=1, *, model=None, params=None, **options):
+        one, two = _read_betas(betas)
+        own, start = to_float("beta3", beta3), to_float("start_preconditioning_step", start_preconditioning_step)
+        if grafting_beta2 is None:
+            grafting_beta2 = 0.99 if grafting == "rmsprop" else 0.999
+        options = dict(first_decay=one, stat_decay=two, filter_decay=one if own == -1 else own, damping=epsilon,
+                       max_axis=max_preconditioner_dim, solve_period=precondition_frequency,
+                       solve_start=precondition_frequency if start == -1 else start_preconditioning_step,
+                       bias_correction=use_bias_correction, grafting=grafting or "none", second_decay=grafting_beta2,
+                       moment_epsilon=grafting_epsilon, kept_axes=target_parameter_dimensionality, missing="keep", **options)
+        self._construct(model_or_params, model, params, dict(lr=lr, momentum=momentum, dampening=dampening,
+                                                             weight_decay=weight_decay, nesterov=use_nesterov,
+                                                             decoupled=False), options)
+
+    @staticmethod
+    def _fill_struct(numbers, group):
+        """The program's momentum is M <- mu M + (1 - d) P, the step (1 - d) P + mu M with Nesterov: SGD with lr (1 - d)."""
+        SGD._fill_struct(numbers, group)
+        if numbers.momentum != 0:
+            numbers.lr *= 1 - numbers.dampening
+        numbers.dampening = 0.0

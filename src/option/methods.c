@@ -166,6 +166,7 @@ static const ng_option_setting soap_natgrad_values[] = {
 static const ng_option_setting shampoo_values[] = {SET(stat_decay, 1),
                                                    SET(stat_start, NG_START_ZERO),
                                                    SET(damping, 1e-12),
+                                                   SET(moment_epsilon, 1e-10),
                                                    SET(solve_period, 1),
                                                    SET(max_axis, 1024),
                                                    SET(merge_axes, NG_MERGE_RIGHT),
