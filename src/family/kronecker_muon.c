@@ -43,7 +43,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
   if (st == NG_OK) st = ng_schulz_check_options(o, message, size);
   if (st != NG_OK) return st;
   return ng_family_check_unused(unused, sizeof unused / sizeof *unused,
-                                "Newton-Muon has no factor G", o, message, size);
+                                "Newton-Muon only inverts A + damping", o, message, size);
 }
 
 static ng_status create_state(ng_block *b) {

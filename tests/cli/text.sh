@@ -18,7 +18,7 @@ train 2 'natgrad: --mixup-alpha: needs images or features, text has tokens' --da
 train 2 'natgrad: --positions: has no effect, model gpt-char-16-2-2 has no convolutions' --data $data --positions reduce
 
 # Every method trains.  Curvature of embeddings: natgrad, spngd; else their weights are tensors.
-for method in sgd adamw natgrad kfac-adam spngd kaisa eva mfac muon; do
+for method in sgd adamw natgrad kfac-adam spngd kaisa eva mfac muon newton-muon; do
   train 0 '' --data $data --steps 3 --method $method --out "$method"
 done
 layers() { grep -ao "transformer.wte/[A-Z_a-z]*" "$(newest_checkpoint "$1")" | sort -u | tr '\n' ' '; }
