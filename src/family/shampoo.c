@@ -84,9 +84,10 @@ static ng_status create_state(ng_block *b) {
   ng_shampoo *k = b->state = ng_object(b->p, sizeof *k);
   const int64_t pieces = ng_pieces_count(b);
   if (k == NULL) return NG_ERR_NOMEM;
-  if (pieces > NG_LIST_MOST) {
-    return ng_fail(b->ctx, NG_ERR_ARG, "layer '%s': more than %lld pieces; raise max_axis", b->name,
-                   (long long)NG_LIST_MOST);
+  if (pieces > NG_LIST_MOST / NG_AXES_MOST) {
+    return ng_fail(b->ctx, NG_ERR_ARG,
+                   "layer '%s': max_axis = %lld cuts it into more than %lld pieces; raise max_axis",
+                   b->name, (long long)b->base.max_axis, (long long)(NG_LIST_MOST / NG_AXES_MOST));
   }
   k->pieces = (int32_t)pieces;
   k->piece = ng_object(b->p, (size_t)pieces * sizeof *k->piece);

@@ -143,7 +143,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
 
     /* Statistics. */
     ROW(stat_decay, "statistics", "0.95", OBSERVED, FROM(0, 1, "weight"), LAYER, LIVE,
-        .help = "rho, the weight of the old running average: F <- rho F + (1 - rho) new."),
+        .help = "rho, the weight of the old running average: F <- rho F + (1 - rho) new.\n"
+                "1: the average stays as it starts; of Shampoo, it is the sum over steps."),
     ROW(stat_start, "statistics", "first", OBSERVED,
         ONE_OF_3(NG_START_, FIRST, "first", IDENTITY, "identity", ZERO, "zero"), LAYER,
         .help = "The running average before the first statistics.\n"

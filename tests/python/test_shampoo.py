@@ -144,6 +144,10 @@ class Shampoo(Case):
                               (dict(stat_start="first"), "stat_start")):
             with self.assertRaisesRegex(natgrad.ArgumentError, text):
                 natgrad.Shampoo(small_conv_net(), **options)
+        with self.assertRaisesRegex(natgrad.ArgumentError, "fc.*max_axis = 1 cuts it into more than 1048576 pieces"):
+            model = nn.Sequential()
+            model.add_module("fc", nn.Linear(1024, 1025, bias=False))
+            natgrad.Shampoo(model, max_preconditioner_dim=1, target_parameter_dimensionality=2)
 
 
 if __name__ == "__main__":
