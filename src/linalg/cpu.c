@@ -1,10 +1,6 @@
 /* cpu.c: linear algebra by BLAS and LAPACK, through their Fortran symbols.
  *
- * BLAS is column-major, so a row-major matrix is passed as its transpose: C = A B becomes C' = B' A'. An ng_sym
- * consists of three pieces that BLAS accepts (example: sym.c):
- *
- *         [ T1  R' ]     T1 lower triangle, R rectangle, T2 lower triangle stored transposed, so an
- *     S = [ R   T2 ]     upper triangle; all three with the same leading dimension.
+ * Products and solves use the pieces of packed.h.
  *
  * LAPACK computes factor and inverse in this format (spftrf, spftri). The same steps by potrf, trsm, syrk, trtri, trmm
  * and lauum take the same time within 3 %, and both are within 5 % of spotrf + spotri on full storage (n = 257 to
@@ -12,7 +8,7 @@
  *
  * No header is common to all BLAS implementations, so this file declares the symbols. Fortran passes all arguments by
  * address and appends the length of each CHARACTER argument by value (size_t since gfortran 8). */
-#include "linalg/linalg.h"
+#include "linalg/packed.h"
 #include "linalg/vector.h"
 
 #if defined(NG_HAVE_BLAS)
@@ -82,55 +78,47 @@ extern void sorgqr_(const integer *m, const integer *n, const integer *k, float 
  * A BLAS call has ended when it returns, so the queue has nothing to wait for. BLAS has threads of its own, so the
  * entries below use neither the queue nor its threads. */
 
-static void gemm(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *A,
-                 int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc) {
+static void gemm(ng_queue *q, ng_dtype t, char ta, char tb, int64_t m, int64_t n, int64_t k,
+                 double alpha, const void *A, int64_t lda, const void *B, int64_t ldb, double beta,
+                 void *C, int64_t ldc) {
   const integer m_ = (integer)m, n_ = (integer)n, k_ = (integer)k;
   const integer lda_ = (integer)lda, ldb_ = (integer)ldb, ldc_ = (integer)ldc;
-  sgemm_(&ta, &tb, &m_, &n_, &k_, &alpha, A, &lda_, B, &ldb_, &beta, C, &ldc_, 1, 1);
+  const float a = (float)alpha, b = (float)beta;
+  (void)q;
+  if (t == NG_F64) {
+    dgemm_(&ta, &tb, &m_, &n_, &k_, &alpha, A, &lda_, B, &ldb_, &beta, C, &ldc_, 1, 1);
+  } else {
+    sgemm_(&ta, &tb, &m_, &n_, &k_, &a, A, &lda_, B, &ldb_, &b, C, &ldc_, 1, 1);
+  }
 }
 
-/* C [n,n] += alpha A A', A [n,k], in one triangle of C. */
-static void syrk(char uplo, int64_t n, int64_t k, float alpha, const float *A, int64_t lda,
-                 float *C, int64_t ldc) {
+/* The next three only in f32. */
+static void syrk(ng_queue *q, ng_dtype t, char uplo, char trans, int64_t n, int64_t k, double alpha,
+                 const void *A, int64_t lda, void *C, int64_t ldc) {
   const integer n_ = (integer)n, k_ = (integer)k, lda_ = (integer)lda, ldc_ = (integer)ldc;
-  const float one = 1.0f;
-  ssyrk_(&uplo, "N", &n_, &k_, &alpha, A, &lda_, &one, C, &ldc_, 1, 1);
+  const float a = (float)alpha, one = 1.0f;
+  (void)q, (void)t;
+  ssyrk_(&uplo, &trans, &n_, &k_, &a, A, &lda_, &one, C, &ldc_, 1, 1);
 }
 
-/* C [m,n] = A B (side L) or B A (side R), A symmetric. */
-static void symm(char side, char uplo, int64_t m, int64_t n, const float *A, int64_t lda,
-                 const float *B, int64_t ldb, float *C, int64_t ldc) {
+static void symm(ng_queue *q, ng_dtype t, char side, char uplo, int64_t m, int64_t n, const void *A,
+                 int64_t lda, const void *B, int64_t ldb, void *C, int64_t ldc) {
   const integer m_ = (integer)m, n_ = (integer)n, lda_ = (integer)lda, ldb_ = (integer)ldb;
   const integer ldc_ = (integer)ldc;
   const float one = 1.0f, zero = 0.0f;
+  (void)q, (void)t;
   ssymm_(&side, &uplo, &m_, &n_, &one, A, &lda_, B, &ldb_, &zero, C, &ldc_, 1, 1);
 }
 
-/* B [m,n] <- op(A)^-1 B (side L) or B op(A)^-1 (side R), A triangular. */
-static void trsm(char side, char uplo, char trans, int64_t m, int64_t n, const float *A,
-                 int64_t lda, float *B, int64_t ldb) {
+static void trsm(ng_queue *q, ng_dtype t, char side, char uplo, char trans, int64_t m, int64_t n,
+                 double alpha, const void *A, int64_t lda, void *B, int64_t ldb) {
   const integer m_ = (integer)m, n_ = (integer)n, lda_ = (integer)lda, ldb_ = (integer)ldb;
-  const float one = 1.0f;
-  strsm_(&side, &uplo, &trans, "N", &m_, &n_, &one, A, &lda_, B, &ldb_, 1, 1, 1, 1);
+  const float a = (float)alpha;
+  (void)q, (void)t;
+  strsm_(&side, &uplo, &trans, "N", &m_, &n_, &a, A, &lda_, B, &ldb_, 1, 1, 1, 1);
 }
 
-/* The pieces T1, R, T2 of S in the picture above. */
-typedef struct sym_blocks {
-  float *t1, *r, *t2;
-  int64_t h, g, ld; /* t1 [h,h], r [g,h], t2 [g,g] */
-} sym_blocks;
-
-/* uplo is 'L' for t1, and 'U' for t2, which is stored transposed. */
-static sym_blocks sym_blocks_of(ng_sym s) {
-  sym_blocks t;
-  t.ld = s.n | 1;
-  t.h = (s.n + 1) / 2;
-  t.g = s.n - t.h;
-  t.t1 = s.a + ng_sym_at(s.n, 0, 0);
-  t.r = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, 0) : t.t1; /* R and T2 are empty if n = 1 */
-  t.t2 = t.g > 0 ? s.a + ng_sym_at(s.n, t.h, t.h) : t.t1;
-  return t;
-}
+static const ng_blas blas = {.gemm = gemm, .syrk = syrk, .symm = symm, .trsm = trsm};
 
 /* ---- products --------------------------------------------------------------------------------*/
 
@@ -138,34 +126,20 @@ static sym_blocks sym_blocks_of(ng_sym s) {
 static void cpu_gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
                      double alpha, const void *A, int64_t lda, const void *B, int64_t ldb,
                      double beta, void *C, int64_t ldc) {
-  const integer m_ = (integer)m, n_ = (integer)n, k_ = (integer)k;
-  const integer lda_ = (integer)lda, ldb_ = (integer)ldb, ldc_ = (integer)ldc;
-  const char a = ta ? 'T' : 'N', b = tb ? 'T' : 'N';
-  (void)q;
-  if (t == NG_F64) {
-    dgemm_(&b, &a, &n_, &m_, &k_, &alpha, B, &ldb_, A, &lda_, &beta, C, &ldc_, 1, 1);
-  } else {
-    gemm(b, a, n, m, k, (float)alpha, B, ldb, A, lda, (float)beta, C, ldc);
-  }
+  gemm(q, t, tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
 }
 
-/* SYRK adds the two triangles, with half the work of GEMM; GEMM adds the rectangle between them. */
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
-  (void)q;
-  ng_sym_piece p[3];
-  const int32_t n = ng_sym_cut(S, r0, m, r0, m, p);
-  for (int32_t i = 0; i < n; i++) {
-    const float *x = X + (p[i].row - r0), *y = X + (p[i].col - r0);
-    if (!p[i].diagonal) { /* a rectangle is always left of column h */
-      gemm('N', 'T', p[i].rows, p[i].cols, rows, alpha, x, ldx, y, ldx, 1.0f, p[i].a,
-           p[i].col_stride);
-    } else if (p[i].row_stride == 1) {
-      syrk('L', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].col_stride);
-    } else {
-      syrk('U', p[i].rows, rows, alpha, x, ldx, p[i].a, p[i].row_stride);
-    }
-  }
+  ng_packed_add_gram(&blas, q, S, r0, m, X, rows, ldx, alpha);
+}
+static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                      int64_t ldc) {
+  ng_packed_mul_right(&blas, q, S, m, B, ldb, C, ldc);
+}
+static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
+                     int64_t ldc) {
+  ng_packed_mul_left(&blas, q, S, m, B, ldb, C, ldc);
 }
 
 /* C <- alpha W W' + beta C by SYRK in the upper triangle of BLAS, the lower one of C, which is then mirrored in tiles. */
@@ -188,32 +162,6 @@ static void square(ng_queue *q, bool transposed, int64_t n, int64_t k, double al
 
 static void newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n, float *scratch) {
   ng_host_newton_schulz(q, list, n, scratch, square);
-}
-
-/* C' = S B'. The first h rows of B' and C' belong to T1, the others to T2. */
-static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
-                      int64_t ldc) {
-  (void)q;
-  const sym_blocks t = sym_blocks_of(S);
-  symm('L', 'L', t.h, m, t.t1, t.ld, B, ldb, C, ldc);
-  if (t.g == 0) return;
-  gemm('T', 'N', t.h, m, t.g, 1.0f, t.r, t.ld, B + t.h, ldb, 1.0f, C, ldc);
-  symm('L', 'U', t.g, m, t.t2, t.ld, B + t.h, ldb, C + t.h, ldc);
-  gemm('N', 'N', t.g, m, t.h, 1.0f, t.r, t.ld, B, ldb, 1.0f, C + t.h, ldc);
-}
-
-/* C' = B' S. The first h columns of B' and C' belong to T1, the others to T2. */
-static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
-                     int64_t ldc) {
-  (void)q;
-  const sym_blocks t = sym_blocks_of(S);
-  symm('R', 'L', m, t.h, t.t1, t.ld, B, ldb, C, ldc);
-  if (t.g == 0) return;
-  const float *B2 = B + t.h * ldb;
-  float *C2 = C + t.h * ldc;
-  gemm('N', 'N', m, t.h, t.g, 1.0f, B2, ldb, t.r, t.ld, 1.0f, C, ldc);
-  symm('R', 'U', m, t.g, t.t2, t.ld, B2, ldb, C2, ldc);
-  gemm('N', 'T', m, t.g, t.h, 1.0f, B, ldb, t.r, t.ld, 1.0f, C2, ldc);
 }
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/
@@ -276,50 +224,25 @@ static void solve_small(ng_sym L, int64_t m, float *B, int64_t within, int64_t b
   }
 }
 
-/* B' <- L'^-1 L^-1 B', where L = [T1 0; R T2] and T2' is stored as an upper triangle. */
-static void solve_right(ng_queue *q, int64_t n, const void *a, ng_dtype type, int64_t m, void *b,
+static void solve_right(ng_queue *q, int64_t n, const void *L, ng_dtype t, int64_t m, void *B,
                         int64_t ldb) {
   const integer n_ = (integer)n, m_ = (integer)m, ldb_ = (integer)ldb;
-  const ng_sym L = {(float *)(uintptr_t)a, n};
-  (void)q;
-  if (type == NG_F64) {
-    integer found = 0; /* argument errors only */
-    dpftrs_("N", "L", &n_, &m_, a, b, &ldb_, &found, 1, 1);
-    return;
+  integer found = 0; /* argument errors only */
+  if (t == NG_F64) {
+    dpftrs_("N", "L", &n_, &m_, L, B, &ldb_, &found, 1, 1);
+  } else if (n <= SMALL) {
+    solve_small((ng_sym){(float *)(uintptr_t)L, n}, m, B, 1, ldb);
+  } else {
+    ng_packed_solve_right(&blas, q, n, L, t, m, B, ldb);
   }
-  if (n <= SMALL) {
-    solve_small(L, m, b, 1, ldb);
-    return;
-  }
-  const sym_blocks t = sym_blocks_of(L);
-  float *B = b, *B2 = B + t.h;
-  trsm('L', 'L', 'N', t.h, m, t.t1, t.ld, B, ldb);
-  if (t.g > 0) {
-    gemm('N', 'N', t.g, m, t.h, -1.0f, t.r, t.ld, B, ldb, 1.0f, B2, ldb);
-    trsm('L', 'U', 'T', t.g, m, t.t2, t.ld, B2, ldb);
-    trsm('L', 'U', 'N', t.g, m, t.t2, t.ld, B2, ldb);
-    gemm('T', 'N', t.h, m, t.g, -1.0f, t.r, t.ld, B2, ldb, 1.0f, B, ldb);
-  }
-  trsm('L', 'L', 'T', t.h, m, t.t1, t.ld, B, ldb);
 }
 
-/* B' <- B' L'^-1 L^-1, with L as in solve_right. */
 static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) {
-  (void)q;
   if (L.n <= SMALL) {
     solve_small(L, m, B, ldb, 1);
-    return;
+  } else {
+    ng_packed_solve_left(&blas, q, L.n, L.a, NG_F32, m, B, ldb);
   }
-  const sym_blocks t = sym_blocks_of(L);
-  float *B2 = B + t.h * ldb;
-  trsm('R', 'L', 'T', m, t.h, t.t1, t.ld, B, ldb);
-  if (t.g > 0) {
-    gemm('N', 'T', m, t.g, t.h, -1.0f, B, ldb, t.r, t.ld, 1.0f, B2, ldb);
-    trsm('R', 'U', 'N', m, t.g, t.t2, t.ld, B2, ldb);
-    trsm('R', 'U', 'T', m, t.g, t.t2, t.ld, B2, ldb);
-    gemm('N', 'N', m, t.h, t.g, -1.0f, B2, ldb, t.r, t.ld, 1.0f, B, ldb);
-  }
-  trsm('R', 'L', 'N', m, t.h, t.t1, t.ld, B, ldb);
 }
 
 /* ---- eigen -----------------------------------------------------------------------------------

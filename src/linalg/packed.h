@@ -1,0 +1,50 @@
+/* packed.h: products and solves with matrices in ng_sym order, by the BLAS of one implementation: cpu.c, cuda/linalg.c.
+ *
+ * BLAS is column-major, so a row-major matrix is passed as its transpose: C = A B becomes C' = B' A'. A matrix in ng_sym order
+ * consists of three pieces that BLAS accepts (example: sym.c):
+ *
+ *         [ T1  R' ]     T1 lower triangle, R rectangle, T2 lower triangle stored transposed, so an
+ *     S = [ R   T2 ]     upper triangle; all three with the same leading dimension. */
+#ifndef NG_PACKED_H
+#define NG_PACKED_H
+
+#include "linalg/linalg.h"
+
+/* BLAS, column-major, `t`: f32 or f64 of all arrays; transa, uplo, side as in its manual. An implementation may leave out f64 of
+ * an entry that nobody calls with f64. */
+typedef struct ng_blas {
+  /* C [m, n] <- alpha op(A) op(B) + beta C */
+  void (*gemm)(ng_queue *q, ng_dtype t, char transa, char transb, int64_t m, int64_t n, int64_t k,
+               double alpha, const void *A, int64_t lda, const void *B, int64_t ldb, double beta,
+               void *C, int64_t ldc);
+  /* C [n, n] <- C + alpha op(A) op(A)', op(A) [n, k], in one triangle of C */
+  void (*syrk)(ng_queue *q, ng_dtype t, char uplo, char trans, int64_t n, int64_t k, double alpha,
+               const void *A, int64_t lda, void *C, int64_t ldc);
+  /* C [m, n] <- A B (side L) or B A (side R), A symmetric */
+  void (*symm)(ng_queue *q, ng_dtype t, char side, char uplo, int64_t m, int64_t n, const void *A,
+               int64_t lda, const void *B, int64_t ldb, void *C, int64_t ldc);
+  /* B [m, n] <- alpha op(A)^-1 B (side L) or alpha B op(A)^-1 (side R), A triangular */
+  void (*trsm)(ng_queue *q, ng_dtype t, char side, char uplo, char trans, int64_t m, int64_t n,
+               double alpha, const void *A, int64_t lda, void *B, int64_t ldb);
+} ng_blas;
+
+/* The pieces t1 [h, h], r [g, h], t2 [g, g]; uplo is 'L' for t1, and 'U' for t2. */
+typedef struct ng_sym_blocks {
+  void *t1, *r, *t2;
+  int64_t h, g, ld;
+} ng_sym_blocks;
+ng_sym_blocks ng_sym_blocks_of(int64_t n, void *S, ng_dtype t);
+
+/* The entries of ng_linalg_ops with these names. */
+void ng_packed_add_gram(const ng_blas *f, ng_queue *q, ng_sym S, int64_t r0, int64_t m,
+                        const float *X, int64_t rows, int64_t ldx, float alpha);
+void ng_packed_mul_right(const ng_blas *f, ng_queue *q, ng_sym S, int64_t m, const float *B,
+                         int64_t ldb, float *C, int64_t ldc);
+void ng_packed_mul_left(const ng_blas *f, ng_queue *q, ng_sym S, int64_t m, const float *B,
+                        int64_t ldb, float *C, int64_t ldc);
+void ng_packed_solve_right(const ng_blas *f, ng_queue *q, int64_t n, const void *L, ng_dtype t,
+                           int64_t m, void *B, int64_t ldb);
+void ng_packed_solve_left(const ng_blas *f, ng_queue *q, int64_t n, const void *L, ng_dtype t,
+                          int64_t m, void *B, int64_t ldb);
+
+#endif
