@@ -4,8 +4,8 @@
 # DIR/gpu.sh:        run the tests and the bench there, also under compute-sanitizer, beside PyTorch: 2 minutes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-tests="t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides"
-contexts="t_rankone t_norm" # run with linalg = cuda
+tests="t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides t_linalg t_eigen t_twosided t_vector"
+contexts="t_rankone t_norm t_oracle" # run with linalg = cuda
 
 if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   root=$here/..
@@ -21,15 +21,16 @@ if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   cd "$work"
   flags="-std=c11 -O2 -fPIC -fvisibility=hidden -D_GNU_SOURCE -DNG_EXPERIMENTAL -ffp-contract=off -I$root/include -I$root/src -I$root/base -I$root/io -I$root/tests -I$root/cuda"
   cc -c "$root/cuda/kernels.S" -o fatbin.o
-  for file in cuda/desk_cuda cuda/backend cuda/backend_arrays cuda/backend_sums cuda/linalg cuda/memory cuda/stage bench/gpu_eva tests/directions tests/kernels tests/pictures; do
+  device="backend backend_arrays backend_sums blas_cuda desk_cuda linalg memory solve stage" # cuda/*.c
+  for file in $(printf "cuda/%s " $device) bench/gpu_eva tests/directions tests/kernels tests/linalg_check tests/pictures src/linalg/packed src/linalg/sym; do
     cc $flags -c "$root/$file.c" -o "$(basename $file).o"
   done
-  cc -shared -Wl,--version-script="$root/src/natgrad.map" backend*.o linalg.o memory.o stage.o desk_cuda.o fatbin.o -o "$to/libnatgrad_cuda.so.0" -ldl
+  cc -shared -Wl,--version-script="$root/src/natgrad.map" $(printf "%s.o " $device) packed.o sym.o fatbin.o -o "$to/libnatgrad_cuda.so.0" -ldl -lm
   cc $flags -fno-builtin -c "$root/tests/gpu_memory.c" -o gpu_memory.o
   for test in $tests $contexts; do
     cc $flags "-DNG_SOURCE_DIR=\"$root\"" -c "$root/tests/$test.c" -o "$test.o"
     # norelro: gpu_memory.c registers whole segments with the device; no part may become read-only
-    cc -Wl,-z,norelro "$test.o" directions.o pictures.o kernels.o fatbin.o backend.o backend_arrays.o backend_sums.o linalg.o memory.o stage.o gpu_memory.o desk_cuda.o \
+    cc -Wl,-z,norelro "$test.o" directions.o pictures.o linalg_check.o kernels.o fatbin.o $(printf "%s.o " $device) gpu_memory.o \
       -o "$to/$test" "$build/libnatgrad_test_support.a" "$build/libnatgrad.a" \
       -lz -ldl -lm -lpthread -lcmocka
   done
@@ -43,7 +44,9 @@ elif [[ $# -gt 0 || ! -x $here/gpu_eva ]]; then
   exit 2
 fi
 
-export LD_LIBRARY_PATH=$here${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} OPENBLAS_NUM_THREADS=1
+# cuBLAS and cuSOLVER: of the toolkit, or of the packages that PyTorch brings
+packages=$(python3 -c 'import glob, site; print(":".join(glob.glob(site.getsitepackages()[0] + "/nvidia/*/lib")))' 2>/dev/null || true)
+export LD_LIBRARY_PATH=$here${packages:+:$packages}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} OPENBLAS_NUM_THREADS=1
 cd "$here"
 status=0
 nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv

@@ -16,6 +16,9 @@ typedef struct dv_desk dv_desk;
 const char *dv_open(int32_t index, void *stream, dv_desk **out);
 void dv_close(dv_desk *d); /* d may be NULL */
 const char *dv_name(const dv_desk *d);
+/* For libraries that work on the device (blas_cuda.c): make it the device of this thread; the stream of all work. */
+const char *dv_use(dv_desk *d);
+void *dv_stream(const dv_desk *d);
 
 /* Memory of the device; memory of the host that the device can read; existing memory of the host, made accessible. */
 const char *dv_alloc(dv_desk *d, size_t bytes, void **out);

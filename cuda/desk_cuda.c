@@ -154,6 +154,11 @@ void dv_close(dv_desk *d) {
 }
 
 const char *dv_name(const dv_desk *d) { return d->title; }
+const char *dv_use(dv_desk *d) {
+  TRY(d, use, d->primary);
+  return NULL;
+}
+void *dv_stream(const dv_desk *d) { return d->queue; }
 
 /* Memory may be allocated by a thread that has used no device before. */
 const char *dv_alloc(dv_desk *d, size_t bytes, void **out) {

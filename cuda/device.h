@@ -172,6 +172,22 @@ typedef struct dv_change {
   double *out;
 } dv_change;
 
+/* ng_matrix, and what its solve has computed (solve.c). F: the average; W: the result before it is rounded; e: eigenvalues; R, d:
+ * the stored result. infos [2]: of the solvers; worst, column, parts [part_count]: for the checks; root [n]: see dv_solve_roots. */
+typedef struct dv_solve {
+  const char *F;
+  char *W, *e, *R, *d;
+  int64_t n, count; /* order; elements of R */
+  int32_t F_dtype, W_dtype, R_dtype, d_dtype, result;
+  double scale, shift, damping, floor, p, residual_most, negative_most, largest;
+  char *column;
+  double *parts;
+  int64_t *worst, part_count;
+  float *root;
+  int32_t *infos, *info, *accepted;
+  double *largest_eigenvalue;
+} dv_solve;
+
 /* A running mean of Eva [n]: mean <- keep mean + take sum, where `sum` is the mean of this step; *norm2 <- |mean|^2. */
 typedef struct dv_mean {
   float *mean;

@@ -1,4 +1,4 @@
-/* device_entries.h: shared by backend.c, backend_sums.c, backend_arrays.c and linalg.c. */
+/* device_entries.h: shared by backend.c, backend_sums.c, backend_arrays.c, linalg.c and solve.c. */
 #ifndef NG_DEVICE_ENTRIES_H
 #define NG_DEVICE_ENTRIES_H
 
@@ -44,6 +44,12 @@ void ng_device_accumulate(ng_queue *q, const ng_accumulation *a, int64_t n);
 void ng_device_copy_arrays(ng_queue *q, const ng_copy *c, int64_t n);
 void ng_device_convert_for_wire(ng_queue *q, const ng_wire_conversion *w, int64_t n);
 void ng_device_add_changes(ng_queue *q, const ng_change *c, int64_t n);
+/* linalg.c: n elements, or symmetric storage of order n to a full matrix, from one dtype to another. */
+void ng_device_convert(ng_queue *q, int64_t n, const void *from, ng_dtype t, void *to,
+                       ng_dtype to_t);
+void ng_device_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *full, ng_dtype to_t,
+                      int64_t ld);
+void ng_device_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch); /* solve.c */
 dv_view ng_device_view(const ng_view *v);
 extern const ng_linalg_ops ng_device_linalg;
 

@@ -3,6 +3,7 @@
 #include "eva.cu"
 #include "gradient.cu"
 #include "norm.cu"
+#include "solve.cu"
 #include "sums.cu"
 #include "update.cu"
 #include "vector.cu"

@@ -1,21 +1,35 @@
-/* linalg.c: the linear algebra of the backend: kernels for vectors, rows and sums. Products, factors and eigenproblems run on
- * the host (ON_HOST) in memory that host and device share. */
+/* linalg.c: the linear algebra of the backend: kernels for vectors, rows and sums; BLAS and solvers (blas.h) for matrices.
+ * The iteration of Muon runs on the host (ON_HOST) in memory that host and device share. */
 #include "device_entries.h"
+#include "linalg/packed.h"
 
 typedef int64_t i64;
 
 /* ---- element by element ----------------------------------------------------------------------*/
 
-static void convert(ng_queue *q, i64 n, const void *from, ng_dtype t, void *to, ng_dtype to_t) {
+void ng_device_convert(ng_queue *q, i64 n, const void *from, ng_dtype t, void *to, ng_dtype to_t) {
   ng_device *d = q->device;
   int32_t a = (int32_t)t, b = (int32_t)to_t;
   LAUNCH(d, dv_convert, blocks_of(n, DV_TILE), &n, &from, &a, &to, &b);
 }
+/* A block for each row. */
+static void convert_rows(ng_queue *q, i64 rows, i64 cols, const void *x, ng_dtype t, i64 ldx,
+                         void *to, ng_dtype to_t, i64 ldt) {
+  ng_device *d = q->device;
+  int32_t a = (int32_t)t, b = (int32_t)to_t;
+  LAUNCH(d, dv_convert_rows, rows, &cols, &x, &a, &ldx, &to, &b, &ldt);
+}
+void ng_device_unpack(ng_queue *q, i64 n, const void *S, ng_dtype t, void *full, ng_dtype to_t,
+                      i64 ld) {
+  ng_device *d = q->device;
+  int32_t a = (int32_t)t, b = (int32_t)to_t;
+  LAUNCH(d, dv_unpack, n, &n, &S, &a, &full, &b, &ld);
+}
 static void widen(ng_queue *q, i64 n, const void *x, ng_dtype t, float *to) {
-  convert(q, n, x, t, to, NG_F32);
+  ng_device_convert(q, n, x, t, to, NG_F32);
 }
 static void narrow(ng_queue *q, i64 n, const float *x, void *to, ng_dtype t) {
-  convert(q, n, x, NG_F32, to, t);
+  ng_device_convert(q, n, x, NG_F32, to, t);
 }
 static void scale(ng_queue *q, i64 n, void *x, ng_dtype t, double by) {
   ng_device *d = q->device;
@@ -90,14 +104,11 @@ static void shift_diagonal(ng_queue *q, i64 n, void *S, ng_dtype t, bool diagona
   LAUNCH(d, dv_shift_diagonal, blocks_of(n, DV_TILE), &n, &S, &dtype, &only, &by);
 }
 static void unpack(ng_queue *q, i64 n, const void *S, ng_dtype t, void *full, i64 ld) {
-  ng_device *d = q->device;
-  int32_t dtype = (int32_t)t;
-  LAUNCH(d, dv_unpack, n, &n, &S, &dtype, &full, &ld);
+  ng_device_unpack(q, n, S, t, full, t, ld);
 }
 static void copy_rows(ng_queue *q, i64 rows, i64 cols, const float *x, i64 ldx, float *to,
                       i64 ldt) {
-  ng_device *d = q->device;
-  LAUNCH(d, dv_copy_rows, rows, &cols, &x, &ldx, &to, &ldt);
+  convert_rows(q, rows, cols, x, NG_F32, ldx, to, NG_F32, ldt);
 }
 static void divide(ng_queue *q, i64 rows, i64 cols, ng_spectrum s, void *U, ng_dtype t, i64 ldu) {
   ng_device *d = q->device;
@@ -118,53 +129,186 @@ static void multiply_sym64(ng_queue *q, i64 n, const double *S, i64 lines, i64 w
          &y);
 }
 
+/* ---- products --------------------------------------------------------------------------------*/
+
+/* Call a function of blas.h, unless an entry has failed. */
+#define CALL(q, function, ...)                                                                     \
+  do {                                                                                             \
+    ng_device *d_ = (q)->device;                                                                   \
+    if (d_->error[0] == '\0') ng_stage_keep_error(d_, function(d_->blas, __VA_ARGS__));            \
+  } while (0)
+
+static void blas_gemm(ng_queue *q, ng_dtype t, char ta, char tb, i64 m, i64 n, i64 k, double alpha,
+                      const void *A, i64 lda, const void *B, i64 ldb, double beta, void *C,
+                      i64 ldc) {
+  CALL(q, dv_gemm, t == NG_F64, ta, tb, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
+}
+static void blas_syrk(ng_queue *q, ng_dtype t, char uplo, char trans, i64 n, i64 k, double alpha,
+                      const void *A, i64 lda, void *C, i64 ldc) {
+  CALL(q, dv_syrk, t == NG_F64, uplo, trans, n, k, alpha, A, lda, C, ldc);
+}
+static void blas_symm(ng_queue *q, ng_dtype t, char side, char uplo, i64 m, i64 n, const void *A,
+                      i64 lda, const void *B, i64 ldb, void *C, i64 ldc) {
+  CALL(q, dv_symm, t == NG_F64, side, uplo, m, n, A, lda, B, ldb, C, ldc);
+}
+static void blas_trsm(ng_queue *q, ng_dtype t, char side, char uplo, char trans, i64 m, i64 n,
+                      double alpha, const void *A, i64 lda, void *B, i64 ldb) {
+  CALL(q, dv_trsm, t == NG_F64, side, uplo, trans, m, n, alpha, A, lda, B, ldb);
+}
+static const ng_blas blas = {
+    .gemm = blas_gemm, .syrk = blas_syrk, .symm = blas_symm, .trsm = blas_trsm};
+
+/* C' = alpha op(B)' op(A)' + beta C'. */
+static void gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, i64 m, i64 n, i64 k, double alpha,
+                 const void *A, i64 lda, const void *B, i64 ldb, double beta, void *C, i64 ldc) {
+  blas_gemm(q, t, tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
+}
+static void add_gram(ng_queue *q, ng_sym S, i64 r0, i64 m, const float *X, i64 rows, i64 ldx,
+                     float alpha) {
+  ng_packed_add_gram(&blas, q, S, r0, m, X, rows, ldx, alpha);
+}
+static void mul_right(ng_queue *q, ng_sym S, i64 m, const float *B, i64 ldb, float *C, i64 ldc) {
+  ng_packed_mul_right(&blas, q, S, m, B, ldb, C, ldc);
+}
+static void mul_left(ng_queue *q, ng_sym S, i64 m, const float *B, i64 ldb, float *C, i64 ldc) {
+  ng_packed_mul_left(&blas, q, S, m, B, ldb, C, ldc);
+}
+
+/* ---- Cholesky --------------------------------------------------------------------------------*/
+
+/* Return work of a solver for matrices of order n, or NULL after an error. */
+static void *solver_work(ng_queue *q, dv_solver what, ng_dtype t, i64 n, i64 *bytes) {
+  CALL(q, dv_work_bytes, what, t == NG_F64, n, n, bytes);
+  return q->device->error[0] == '\0' ? ng_stage_scratch(q->device, *bytes + 64, 1) : NULL;
+}
+
+typedef void packed_solver(ng_queue *q, i64 n, void *S, ng_dtype t, int32_t *infos);
+
+/* T1 = L1 L1';  R <- R L1'^-1;  T2 - R R' = L2 L2'. */
+static void factor_blocks(ng_queue *q, i64 n, void *S, ng_dtype t, int32_t *infos) {
+  const ng_sym_blocks s = ng_sym_blocks_of(n, S, t);
+  i64 bytes = 0;
+  void *work = solver_work(q, DV_POTRF, t, s.h, &bytes);
+  CALL(q, dv_potrf, t == NG_F64, 'L', s.h, s.t1, s.ld, work, bytes, &infos[0]);
+  if (s.g == 0) return;
+  blas_trsm(q, t, 'R', 'L', 'T', s.g, s.h, 1.0, s.t1, s.ld, s.r, s.ld);
+  blas_syrk(q, t, 'U', 'N', s.g, s.h, -1.0, s.r, s.ld, s.t2, s.ld);
+  CALL(q, dv_potrf, t == NG_F64, 'U', s.g, s.t2, s.ld, work, bytes, &infos[1]);
+}
+
+/* With M = -L2^-1 R L1^-1:  T1 <- (L1 L1')^-1 + M'M;  R <- L2'^-1 M;  T2 <- (L2 L2')^-1. */
+static void invert_blocks(ng_queue *q, i64 n, void *S, ng_dtype t, int32_t *infos) {
+  const ng_sym_blocks s = ng_sym_blocks_of(n, S, t);
+  i64 bytes = 0;
+  void *work = solver_work(q, DV_POTRI, t, s.h, &bytes);
+  if (s.g > 0) {
+    blas_trsm(q, t, 'R', 'L', 'N', s.g, s.h, -1.0, s.t1, s.ld, s.r, s.ld);
+    blas_trsm(q, t, 'L', 'U', 'T', s.g, s.h, 1.0, s.t2, s.ld, s.r, s.ld);
+  }
+  CALL(q, dv_potri, t == NG_F64, 'L', s.h, s.t1, s.ld, work, bytes, &infos[0]);
+  if (s.g == 0) return;
+  blas_syrk(q, t, 'L', 'T', s.h, s.g, 1.0, s.r, s.ld, s.t1, s.ld);
+  blas_trsm(q, t, 'L', 'U', 'N', s.g, s.h, 1.0, s.t2, s.ld, s.r, s.ld);
+  CALL(q, dv_potri, t == NG_F64, 'U', s.g, s.t2, s.ld, work, bytes, &infos[1]);
+}
+
+/* Solve in place; small matrices in double (NG_SMALL_SOLVE). */
+static void solve_packed(ng_queue *q, packed_solver *run, i64 n, void *S, ng_dtype t, int *info) {
+  ng_device *d = q->device;
+  i64 count = ng_sym_count(n), half = (n + 1) / 2;
+  if (!ng_stage_begin(d)) return;
+  int32_t *infos = ng_stage_scratch(d, 2, sizeof *infos);
+  const bool widens = t == NG_F32 && n <= NG_SMALL_SOLVE;
+  void *wide = widens ? ng_stage_scratch(d, count, sizeof(double)) : S;
+  if (infos == NULL || wide == NULL) return;
+  ng_stage_zero(d, infos, 2 * sizeof *infos);
+  if (widens) ng_device_convert(q, count, S, NG_F32, wide, NG_F64);
+  run(q, n, wide, widens ? NG_F64 : t, infos);
+  if (widens) ng_device_convert(q, count, wide, NG_F64, S, NG_F32);
+  LAUNCH(d, dv_join_infos, 1, &infos, &half, &info);
+}
+static void factor(ng_queue *q, i64 n, void *S, ng_dtype t, int *info) {
+  solve_packed(q, factor_blocks, n, S, t, info);
+}
+static void invert(ng_queue *q, i64 n, void *L, ng_dtype t, int *info) {
+  solve_packed(q, invert_blocks, n, L, t, info);
+}
+
+/* B [rows, cols] <- B (L L')^-1, or with `left` (L L')^-1 B; small matrices in double. */
+static void solve_lines(ng_queue *q, bool left, i64 n, const void *L, ng_dtype t, i64 m, void *B,
+                        i64 ldb) {
+  ng_device *d = q->device;
+  const bool widens = t == NG_F32 && n <= NG_SMALL_SOLVE;
+  const i64 rows = left ? n : m, cols = left ? m : n;
+  const void *factor_of = L;
+  void *lines = B;
+  i64 ld = ldb;
+  if (!ng_stage_begin(d)) return;
+  if (widens) {
+    void *wide = ng_stage_scratch(d, ng_sym_count(n), sizeof(double));
+    lines = ng_stage_scratch(d, rows * cols, sizeof(double));
+    if (wide == NULL || lines == NULL) return;
+    ng_device_convert(q, ng_sym_count(n), L, NG_F32, wide, NG_F64);
+    convert_rows(q, rows, cols, B, NG_F32, ldb, lines, NG_F64, cols);
+    factor_of = wide;
+    ld = cols;
+  }
+  if (left) ng_packed_solve_left(&blas, q, n, factor_of, widens ? NG_F64 : t, m, lines, ld);
+  if (!left) ng_packed_solve_right(&blas, q, n, factor_of, widens ? NG_F64 : t, m, lines, ld);
+  if (widens) convert_rows(q, rows, cols, lines, NG_F64, cols, B, NG_F32, ldb);
+}
+static void solve_right(ng_queue *q, i64 n, const void *L, ng_dtype t, i64 m, void *B, i64 ldb) {
+  solve_lines(q, false, n, L, t, m, B, ldb);
+}
+static void solve_left(ng_queue *q, ng_sym L, i64 m, float *B, i64 ldb) {
+  solve_lines(q, true, L.n, L.a, NG_F32, m, B, ldb);
+}
+
+/* ---- eigen, QR -------------------------------------------------------------------------------*/
+
+/* Columns of the solver are rows of V. */
+static int64_t eigen_work(const ng_queue *q, i64 n, ng_dtype t) {
+  i64 bytes = 0;
+  CALL(q, dv_work_bytes, DV_SYEVD, t == NG_F64, n, n, &bytes);
+  return bytes;
+}
+static void eigen(ng_queue *q, i64 n, void *V, ng_dtype t, void *w, void *work, int *info) {
+  CALL(q, dv_syevd, t == NG_F64, n, V, w, work, eigen_work(q, n, t), info);
+}
+
+/* `work` has tau, padded to 64 bytes, then the work of the solver. */
+static int64_t tau_bytes(i64 n) { return (n * (i64)sizeof(float) + 63) / 64 * 64; }
+static int64_t qr_work(const ng_queue *q, i64 m, i64 n) {
+  i64 bytes = 0;
+  CALL(q, dv_work_bytes, DV_QR, false, m, n, &bytes);
+  return tau_bytes(n) + bytes;
+}
+static void qr(ng_queue *q, i64 m, i64 n, float *X, i64 ldx, void *work, int *info) {
+  CALL(q, dv_qr, m, n, X, ldx, work, (char *)work + tau_bytes(n), qr_work(q, m, n) - tau_bytes(n),
+       info);
+}
+
 /* ---- on the host -----------------------------------------------------------------------------*/
 
-/* clang-format off */
-ON_HOST(linalg, gemm, (ng_queue *q, ng_dtype t, bool ta, bool tb, i64 m, i64 n, i64 k, double alpha, const void *A, i64 lda, const void *B, i64 ldb, double beta, void *C, i64 ldc),
-        (&host, t, ta, tb, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc))
-ON_HOST(linalg, add_gram, (ng_queue *q, ng_sym S, i64 r0, i64 m, const float *X, i64 rows, i64 ldx, float alpha), (&host, S, r0, m, X, rows, ldx, alpha))
-ON_HOST(linalg, factor, (ng_queue *q, i64 n, void *S, ng_dtype t, int *info), (&host, n, S, t, info))
-ON_HOST(linalg, invert, (ng_queue *q, i64 n, void *L, ng_dtype t, int *info), (&host, n, L, t, info))
-ON_HOST(linalg, solve_right, (ng_queue *q, i64 n, const void *L, ng_dtype t, i64 m, void *B, i64 ldb), (&host, n, L, t, m, B, ldb))
-ON_HOST(linalg, solve_left, (ng_queue *q, ng_sym L, i64 m, float *B, i64 ldb), (&host, L, m, B, ldb))
-ON_HOST(linalg, mul_right, (ng_queue *q, ng_sym S, i64 m, const float *B, i64 ldb, float *C, i64 ldc), (&host, S, m, B, ldb, C, ldc))
-ON_HOST(linalg, mul_left, (ng_queue *q, ng_sym S, i64 m, const float *B, i64 ldb, float *C, i64 ldc), (&host, S, m, B, ldb, C, ldc))
-ON_HOST(linalg, eigen, (ng_queue *q, i64 n, void *V, ng_dtype t, void *w, void *work, int *info), (&host, n, V, t, w, work, info))
-ON_HOST(linalg, qr, (ng_queue *q, i64 m, i64 n, float *X, i64 ldx, void *work, int *info), (&host, m, n, X, ldx, work, info))
-ON_HOST(linalg, solve, (ng_queue *q, ng_matrix *const *list, i64 n, float *scratch), (&host, list, n, scratch))
-/* clang-format on */
-
-/* Return a queue of the host for sizes. */
-static ng_queue sizes_of(const ng_queue *q) {
-  ng_queue host = *q;
-  host.backend = q->backend->under;
-  return host;
-}
-static int64_t eigen_work(const ng_queue *q, i64 n, ng_dtype t) {
-  const ng_queue host = sizes_of(q);
-  return host.backend->linalg->eigen_work(&host, n, t);
-}
-static int64_t qr_work(const ng_queue *q, i64 m, i64 n) {
-  const ng_queue host = sizes_of(q);
-  return host.backend->linalg->qr_work(&host, m, n);
-}
+ON_HOST(linalg, newton_schulz, (ng_queue * q, const ng_newton_schulz *list, i64 n, float *scratch),
+        (&host, list, n, scratch))
 
 const ng_linalg_ops ng_device_linalg = {
-    .gemm = host_gemm,
-    .add_gram = host_add_gram,
+    .gemm = gemm,
+    .add_gram = add_gram,
     .add_row = add_row,
-    .factor = host_factor,
-    .invert = host_invert,
-    .solve_right = host_solve_right,
-    .solve_left = host_solve_left,
-    .mul_right = host_mul_right,
-    .mul_left = host_mul_left,
-    .eigen = host_eigen,
+    .factor = factor,
+    .invert = invert,
+    .solve_right = solve_right,
+    .solve_left = solve_left,
+    .mul_right = mul_right,
+    .mul_left = mul_left,
+    .eigen = eigen,
     .eigen_work = eigen_work,
-    .qr = host_qr,
+    .qr = qr,
     .qr_work = qr_work,
-    .solve = host_solve,
+    .newton_schulz = host_newton_schulz,
+    .solve = ng_device_solve,
     .shift_diagonal = shift_diagonal,
     .trace = trace,
     .unpack = unpack,

@@ -63,6 +63,7 @@ bool ng_stage_begin(ng_device *d) {
 
 static const char *open_stage(ng_device *d, int32_t index, void *stream) {
   const char *error = dv_open(index, stream, &d->desk);
+  if (error == NULL) error = dv_blas_open(d->desk, &d->blas);
   if (error == NULL) error = dv_alloc_host(d->desk, STAGE, (void **)&d->host);
   if (error == NULL) error = dv_alloc(d->desk, STAGE, (void **)&d->device);
   if (error == NULL) error = dv_alloc(d->desk, SCRATCH, (void **)&d->scratch);
@@ -88,6 +89,7 @@ void ng_device_close(ng_device *d) {
   if (d == NULL) return;
   if (d->desk != NULL) {
     (void)dv_wait(d->desk);
+    dv_blas_close(d->blas);
     dv_free_host(d->desk, d->host);
     dv_free(d->desk, d->device);
     dv_free(d->desk, d->scratch);

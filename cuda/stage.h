@@ -3,12 +3,14 @@
 #define NG_STAGE_H
 
 #include "backend.h"
+#include "blas.h"
 #include "device.h"
 
 /* Descriptors are written to `host` and copied to the same offset of `device`. After each wait, both buffers are filled
  * from the beginning again. */
 struct ng_device {
   dv_desk *desk;
+  dv_blas *blas;
   char *host, *device, *scratch;
   size_t used, sent, scratch_used; /* bytes; the first `sent` of `used` bytes are copied */
   int64_t host_entries;            /* entries that the host has computed */

@@ -10,7 +10,7 @@
 /* ---- element by element ----------------------------------------------------------------------*/
 
 NG_GLOBAL dv_convert(int64_t n, const char *from, int32_t t, char *to, int32_t to_t) {
-  EACH_ELEMENT(i, n) { dv_put(to, to_t, i, (double)dv_load(from, t, i)); }
+  EACH_ELEMENT(i, n) { dv_put(to, to_t, i, dv_number(from, t, i)); }
 }
 
 /* If by is 0, Inf and NaN become 0, too. */
@@ -77,19 +77,20 @@ NG_GLOBAL dv_trace(int64_t n, const char *S, int32_t t, int32_t diagonal, double
 }
 
 /* One block for each row. */
-NG_GLOBAL dv_unpack(int64_t n, const char *S, int32_t t, char *full, int64_t ld) {
+NG_GLOBAL dv_unpack(int64_t n, const char *S, int32_t t, char *full, int32_t to_t, int64_t ld) {
   const int64_t i = NG_BLOCK;
   for (int64_t j = NG_THREAD; j < n; j += DV_THREADS) {
     const int64_t at = i > j ? dv_sym_at(n, i, j) : dv_sym_at(n, j, i);
-    dv_put(full, t, i * ld + j, dv_number(S, t, at));
+    dv_put(full, to_t, i * ld + j, dv_number(S, t, at));
   }
 }
 
 /* ---- rows: one block for each row --------------------------------------------------------------*/
 
-NG_GLOBAL dv_copy_rows(int64_t cols, const float *x, int64_t ldx, float *to, int64_t ldt) {
+NG_GLOBAL dv_convert_rows(int64_t cols, const char *x, int32_t t, int64_t ldx, char *to,
+                          int32_t to_t, int64_t ldt) {
   for (int64_t c = NG_THREAD; c < cols; c += DV_THREADS) {
-    to[NG_BLOCK * ldt + c] = x[NG_BLOCK * ldx + c];
+    dv_put(to, to_t, NG_BLOCK * ldt + c, dv_number(x, t, NG_BLOCK * ldx + c));
   }
 }
 

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "draw.h"
+#include "backend.h"
+#include "kernels.h"
 #include "linalg_check.h"
 
 /* ---- limits ----------------------------------------------------------------------------------
@@ -67,6 +69,7 @@ int seed_restart(void **arg) {
 }
 
 int print_largest_ratios(void **arg) {
+  kernels_check_device();
   for (int i = 0; i < LIMITS; i++) {
     if (worst[i][0] == 0.0 && worst[i][1] == 0.0) continue;
     print_message("%-10s largest: ref %-9.3g others %-9.3g limit %-4g %s\n", limits[i].name,
@@ -80,13 +83,14 @@ int run_on_backends(const char *group, const struct CMUnitTest *tests, size_t n)
   static char names[MOST_TESTS][100];
   struct CMUnitTest all[MOST_TESTS];
   size_t count = 0;
-  for (int32_t i = 0; test_backend(i) != NULL; i++) {
+  for (int32_t i = KERNELS_FIRST; i < 0 || test_backend(i) != NULL; i++) {
+    const ng_backend *on = i < 0 ? kernels_device().backend : test_backend(i);
     for (size_t k = 0; k < n; k++, count++) {
       if (count == MOST_TESTS) return 1;
-      (void)snprintf(names[count], sizeof names[0], "%s: %s", test_backend(i)->name, tests[k].name);
+      (void)snprintf(names[count], sizeof names[0], "%s: %s", on->name, tests[k].name);
       all[count] = tests[k];
       all[count].name = names[count];
-      all[count].initial_state = (void *)(uintptr_t)test_backend(i);
+      all[count].initial_state = (void *)(uintptr_t)on;
     }
   }
   return _cmocka_run_group_tests(group, all, count, seed_begin, print_largest_ratios);
@@ -105,6 +109,8 @@ static void run_backwards(void *executor, int32_t n, void (*task)(void *arg, int
 
 ng_queue queue_of(const ng_backend *on) {
   left_info = -99;
+  kernels_check_device();
+  if (on->open != NULL && strcmp(on->name, ng_backend_device.name) == 0) return kernels_device();
   return (ng_queue){.backend = on, .run = run_backwards, .threads = 3};
 }
 

@@ -254,8 +254,8 @@ CALL4(dv_find_largest, i64, in, int32_t, double *)
 CALL7(dv_add_row, i64, float *, i64, i64, i64, const float *, float)
 CALL5(dv_shift_diagonal, i64, char *, int32_t, int32_t, double)
 CALL5(dv_trace, i64, in, int32_t, int32_t, double *)
-CALL5(dv_unpack, i64, in, int32_t, char *, i64)
-CALL5(dv_copy_rows, i64, const float *, i64, float *, i64)
+CALL6(dv_unpack, i64, in, int32_t, char *, int32_t, i64)
+CALL7(dv_convert_rows, i64, in, int32_t, i64, char *, int32_t, i64)
 CALL9(dv_divide, i64, in, in, double, double, double, char *, int32_t, i64)
 CALL7(dv_mul_diagonal, int32_t, i64, in, int32_t, in, char *, i64)
 CALL6(dv_sum_row_products, i64, const float *, i64, const float *, i64, double *)
@@ -272,6 +272,17 @@ CALL4(dv_change_tiles, const dv_change *, starts, i64, double *)
 CALL4(dv_add_changes, const dv_change *, starts, i64, const double *)
 CALL4(dv_spatial_sums, const dv_gram *, starts, i64, double *)
 CALL5(dv_spatial_add, const dv_gram *, starts, starts, i64, const double *)
+CALL3(dv_join_infos, const int32_t *, i64, int32_t *)
+CALL1(dv_solve_take_column, const dv_solve *)
+CALL1(dv_solve_residual, const dv_solve *)
+CALL1(dv_solve_accept, const dv_solve *)
+CALL1(dv_solve_check_pairs, const dv_solve *)
+CALL1(dv_solve_accept_pairs, const dv_solve *)
+CALL1(dv_solve_store_eigenvalues, const dv_solve *)
+CALL1(dv_solve_roots, const dv_solve *)
+CALL1(dv_solve_check_range, const dv_solve *)
+CALL1(dv_solve_store, const dv_solve *)
+CALL1(dv_solve_diagonal, const dv_solve *)
 
 #define KERNEL(k)                                                                                  \
   { #k, run_##k, sizes_##k, sizeof sizes_##k / sizeof sizes_##k[0] }
@@ -315,7 +326,7 @@ static const struct {
                KERNEL(dv_shift_diagonal),
                KERNEL(dv_trace),
                KERNEL(dv_unpack),
-               KERNEL(dv_copy_rows),
+               KERNEL(dv_convert_rows),
                KERNEL(dv_divide),
                KERNEL(dv_mul_diagonal),
                KERNEL(dv_sum_row_products),
@@ -331,7 +342,18 @@ static const struct {
                KERNEL(dv_change_tiles),
                KERNEL(dv_add_changes),
                KERNEL(dv_spatial_sums),
-               KERNEL(dv_spatial_add)};
+               KERNEL(dv_spatial_add),
+               KERNEL(dv_join_infos),
+               KERNEL(dv_solve_take_column),
+               KERNEL(dv_solve_residual),
+               KERNEL(dv_solve_accept),
+               KERNEL(dv_solve_check_pairs),
+               KERNEL(dv_solve_accept_pairs),
+               KERNEL(dv_solve_store_eigenvalues),
+               KERNEL(dv_solve_roots),
+               KERNEL(dv_solve_check_range),
+               KERNEL(dv_solve_store),
+               KERNEL(dv_solve_diagonal)};
 
 int32_t standin_find_kernel(const char *name) {
   for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {

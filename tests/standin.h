@@ -3,6 +3,7 @@
 #define TESTS_STANDIN_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #define NG_GLOBAL void
@@ -84,8 +85,8 @@ const char *standin_run_kernel(int32_t kernel, standin_order order, int64_t bloc
 /* standin_desk.c. STANDIN_FAULT: exit code after a forbidden access of the host. */
 enum { STANDIN_FAULT = 71 };
 typedef struct standin_counts {
-  int64_t launches, copies, zeros, waits;
-  int64_t bytes;      /* of copies */
+  int64_t launches, copies, zeros, waits, calls; /* calls: of BLAS and solvers */
+  int64_t bytes;                                 /* of copies */
   int64_t migrations; /* accesses of the host to managed memory that was on the device */
 } standin_counts;
 typedef enum standin_failure {
@@ -98,5 +99,11 @@ struct dv_desk;
 standin_counts standin_count(const struct dv_desk *d);
 /* Let one call fail, after `after` more calls of its kind. */
 void standin_fail(struct dv_desk *d, standin_failure what, int64_t after);
+/* NULL, or called after each factor ('F'), inverse ('I') or eigenproblem ('E') with its result, which it may spoil. */
+typedef void standin_spoil(char solver, bool wide, int64_t n, void *A, int64_t lda, void *w);
+extern standin_spoil *standin_spoils;
+/* Note a call of a function with a copy of its arguments; it runs at dv_wait. */
+const char *standin_note(struct dv_desk *d, void (*run)(const void *args), const void *args,
+                         size_t bytes);
 
 #endif

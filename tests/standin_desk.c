@@ -33,9 +33,10 @@ typedef struct range {
 
 typedef struct work {
   struct work *next;
-  int32_t kernel, threads; /* kernel < 0: a copy, or without `from` zeros */
+  int32_t kernel, threads; /* kernel < 0: a call, a copy, or without `from` zeros */
   int64_t blocks;
   char arg[MOST_ARGS * PLACE];
+  void (*call)(const void *args); /* of `copy` */
   char *to, *copy;
   const char *from;
   size_t bytes;
@@ -213,7 +214,9 @@ static const char *run_work(dv_desk *d, work *w) {
   kernel_fault = &here;
   if (sigsetjmp(here, 1) != 0) {
     (void)snprintf(text, sizeof text, "%s, block %lld: an access outside of all memory",
-                   w->kernel < 0 ? "copy" : standin_kernel_name(w->kernel),
+                   w->kernel >= 0    ? standin_kernel_name(w->kernel)
+                   : w->call != NULL ? "a call of BLAS"
+                                     : "copy",
                    (long long)standin_block);
     standin_forget_fibers();
     error = text;
@@ -221,6 +224,9 @@ static const char *run_work(dv_desk *d, work *w) {
     const standin_order order = (standin_order)(d->counts.launches % STANDIN_ORDERS);
     error = standin_run_kernel(w->kernel, order, w->blocks, w->threads, args);
     d->counts.launches++;
+  } else if (w->call != NULL) {
+    w->call(w->copy);
+    d->counts.calls++;
   } else if (w->from == NULL) {
     memset(w->to, 0, w->bytes);
   } else {
@@ -280,6 +286,13 @@ const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t th
   standin_copy_args(w.kernel, args, w.arg, PLACE);
   return note(d, &w);
 }
+const char *standin_note(dv_desk *d, void (*run)(const void *args), const void *args,
+                         size_t bytes) {
+  work w = {.kernel = -1, .call = run, .copy = malloc(bytes)};
+  if (w.copy == NULL) return "out of memory";
+  memcpy(w.copy, args, bytes);
+  return note(d, &w);
+}
 const char *dv_wait(dv_desk *d) {
   if (d->is_capturing) return "a wait in a capture";
   d->counts.waits++;
@@ -299,6 +312,14 @@ const char *dv_open(int32_t index, void *stream, dv_desk **out) {
 void dv_close(dv_desk *d) {
   if (d != NULL) (void)run_all(d, NULL);
   free(d);
+}
+const char *dv_use(dv_desk *d) {
+  (void)d;
+  return NULL;
+}
+void *dv_stream(const dv_desk *d) {
+  (void)d;
+  return NULL;
 }
 const char *dv_name(const dv_desk *d) {
   (void)d;

@@ -163,12 +163,21 @@ static void expect_equal(const model *a, const model *b, const char *what) {
   }
 }
 
+/* stays: the host accesses no managed memory. With each solve the host writes ng_side.solve_info, which lies beside the results. */
 static const struct {
   const char *method, *update;
   bool on_device; /* no entry runs on the host */
-} runs[] = {{"method=eva", "sgd", true},      {"method=eva", "adamw", true},
-            {"method=eva", "gradient", true}, {"method=eva-f", "sgd", true},
-            {"method=natgrad", "sgd", false}, {"method=kaisa", "gradient", false}};
+  bool stays;
+} runs[] = {{"method=eva", "sgd", true, true},
+            {"method=eva", "adamw", true, true},
+            {"method=eva", "gradient", true, true},
+            {"method=eva-f", "sgd", true, true},
+            {"method=natgrad", "sgd", true, false},
+            {"method=natgrad; spatial=full; inverse_dtype=bf16", "sgd", true, false},
+            {"method=natgrad; factor_dtype=f16", "sgd", true, false},
+            {"method=natgrad; solver=eigen", "adamw", true, false},
+            {"method=kaisa; solve_period=1", "gradient", true, false},
+            {"method=mpd-kfac; damping=0.1", "gradient", true, false}};
 
 static void steps_equal_ref(void **state) {
   for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
@@ -187,7 +196,7 @@ static void steps_equal_ref(void **state) {
     const ng_device *d = on[0].f.ctx->queue->device;
     const standin_counts c = standin_count(on[0].desk);
     assert_int_equal(d->host_entries > 0, !runs[i].on_device);
-    assert_int_equal(c.migrations > 0, !runs[i].on_device);
+    if (runs[i].stays) assert_int_equal(c.migrations, 0);
     close_model(&on[0]);
     close_model(&on[1]);
   }

@@ -52,6 +52,7 @@ set(natgrad_unit_tests
     t_convert
     t_crc
     t_cuda
+    t_cuda_solve
     t_curvature
     t_describe
     t_eigen
@@ -194,16 +195,21 @@ endfunction()
 natgrad_share(bound t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
 # Kernels of a device, on the stand-in of standin.c. bench/gpu.sh runs them on a GPU.
-set(natgrad_standin_sources tests/standin.c tests/standin_desk.c)
-foreach(test t_cuda t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_strides)
-  target_sources(${test} PRIVATE ${natgrad_cuda_sources} ${natgrad_standin_sources} tests/kernels.c)
+set(natgrad_standin_sources tests/standin.c tests/standin_blas.c tests/standin_desk.c)
+add_library(natgrad_device_objects OBJECT ${natgrad_cuda_sources} ${natgrad_standin_sources} tests/kernels.c)
+target_include_directories(natgrad_device_objects PRIVATE include src base cuda tests)
+target_link_libraries(natgrad_device_objects PRIVATE PkgConfig::CMOCKA)
+foreach(test t_axes t_cuda t_cuda_solve t_eigen t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_linalg
+             t_linalg_long t_rows t_strides t_sym t_twosided t_vector)
+  target_sources(${test} PRIVATE $<TARGET_OBJECTS:natgrad_device_objects>)
   target_include_directories(${test} PRIVATE cuda)
 endforeach()
 target_sources(t_standin PRIVATE ${natgrad_standin_sources})
 target_include_directories(t_standin PRIVATE cuda)
 # The library natgrad_cuda with the stand-in: NG_CUDA_LIBRARY is its path, NG_LINALG=cuda.
-add_library(natgrad_standin MODULE ${natgrad_cuda_sources} ${natgrad_standin_sources})
+add_library(natgrad_standin MODULE ${natgrad_cuda_sources} ${natgrad_cuda_shared} ${natgrad_standin_sources})
 target_include_directories(natgrad_standin PRIVATE include src base cuda tests)
+target_link_libraries(natgrad_standin PRIVATE m)
 target_link_options(natgrad_standin PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/src/natgrad.map -Wl,-z,defs)
 add_dependencies(t_context natgrad_standin natgrad)
 target_compile_definitions(t_context PRIVATE NG_TEST_CUDA_LIBRARY="$<TARGET_FILE:natgrad_standin>" NG_TEST_OTHER_LIBRARY="$<TARGET_FILE:natgrad>")
@@ -212,7 +218,7 @@ target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
 natgrad_share(directions t_kernels_emit t_kernels_measure)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
-natgrad_share(linalg_check t_axes t_eigen t_linalg t_linalg_long t_rows t_sym t_twosided t_vector)
+natgrad_share(linalg_check t_axes t_cuda_solve t_eigen t_linalg t_linalg_long t_rows t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(pictures t_kernels_gram)
 natgrad_share(huge_model t_finite t_huge)

@@ -146,10 +146,6 @@ uint32_t ng_find_largest_bits(const void *x, ng_dtype t, int64_t n) {
   return bits_of(t == NG_BF16 ? widen_bf16(most) : widen_f16(most));
 }
 
-double ng_dtype_largest(ng_dtype t) {
-  return t == NG_F16 ? 65504.0 : t == NG_BF16 ? 0x1.fep127 : 0x1.fffffep127;
-}
-
 float ng_float_of_bits(uint32_t bits) { return float_of(bits); }
 
 /* If n is 0, `dst` and `src` may be NULL. */

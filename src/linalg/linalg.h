@@ -54,7 +54,10 @@ bool ng_are_finite(const void *src, ng_dtype t, int64_t n); /* `t` may be any dt
 #define NG_INF_BITS UINT32_C(0x7f800000)
 uint32_t ng_find_largest_bits(const void *x, ng_dtype t, int64_t n); /* `t`: f32, bf16 or f16 */
 float ng_float_of_bits(uint32_t bits);
-double ng_dtype_largest(ng_dtype t); /* the largest finite number of f32, bf16 or f16 */
+/* Return the largest finite number of f32, bf16 or f16. */
+static inline double ng_dtype_largest(ng_dtype t) {
+  return t == NG_F16 ? 65504.0 : t == NG_BF16 ? 0x1.fep127 : 0x1.fffffep127;
+}
 
 /* ---- the queue -------------------------------------------------------------------------------*/
 

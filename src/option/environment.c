@@ -15,6 +15,7 @@ static const struct {
     {"method", "the method; options that are also set override its values"},
     {"threads", "threads of a context's loops if the program does not set them, 1 to 1024"},
     {"linalg", "linear algebra if the program does not set it: cpu, ref, cuda or cuda:INDEX"},
+    {"cuda_folder", "folder of cuBLAS and cuSOLVER, if the system does not find them"},
     {"cuda_library", "path of the library natgrad_cuda, if the system does not find it"},
     {"log", "none, error, warn, info or trace; overrides the program"},
 };

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Replay all recordings with both linear algebras: errors within each recording's tolerance, 1e-5 of the largest recorded
+# Replay all recordings with each linear algebra, also of a GPU on the stand-in (docs/cuda.md): errors within each recording's tolerance, 1e-5 of the largest recorded
 # entry of each step and layer unless the recording names a larger one and its reason.
 . "$(dirname "$0")/lib.sh"
 
 linalgs=(ref)
 if "$natgrad" info | grep -q '^linalg cpu = built in'; then linalgs+=(cpu); fi
+standin=$NG_TEST_BUILD_DIR/libnatgrad_standin.so
+[[ -f $standin ]] && linalgs+=(cuda) && export NG_CUDA_LIBRARY=$standin
 for linalg in "${linalgs[@]}"; do
   expect 0 '*' "$natgrad" replay --linalg "$linalg" "$golden"/*
   [[ $(cat "$scratch/err") == "natgrad: $golden/README.md: skipped, not a recording: expected a .safetensors file" ]] ||

@@ -1,0 +1,169 @@
+/* solve.c: the entry `solve`: the results of matrices, with their checks, without a wait of the host.
+ *
+ * Each matrix takes the steps of src/linalg/results.c; kernels of solve.cu check its result and store it if the checks pass. The
+ * queue runs the matrices one after the other, so they share the scratch. */
+#include <math.h>
+
+#include "device_entries.h"
+#include "linalg/vector.h"
+
+typedef int64_t i64;
+
+/* As in src/linalg/results.c, which says why. */
+#define RESIDUAL_MOST 1e-2
+#define NEGATIVE_MOST 1e-3
+
+static double negative_limit(ng_dtype t, i64 n) {
+  return t == NG_F32 || t == NG_F64 ? NEGATIVE_MOST
+                                    : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
+}
+
+/* Return the next n floats of the scratch, at a multiple of 64 bytes. */
+static void *take(float **scratch, i64 n) {
+  void *at = *scratch;
+  *scratch += (n + 15) / 16 * 16;
+  return at;
+}
+
+static dv_solve describe(const ng_matrix *m) {
+  return (dv_solve){.F = m->F,
+                    .R = m->R,
+                    .d = m->d,
+                    .n = m->n,
+                    .count = m->result == NG_RESULT_EIGEN ? m->n * m->n : ng_sym_count(m->n),
+                    .F_dtype = (int32_t)m->average_dtype,
+                    .R_dtype = (int32_t)m->result_dtype,
+                    .d_dtype = m->result_dtype == NG_F64 ? NG_F64 : NG_F32,
+                    .result = (int32_t)m->result,
+                    .scale = m->scale,
+                    .shift = m->shift,
+                    .damping = m->damping,
+                    .floor = m->floor,
+                    .p = m->p,
+                    .negative_most = negative_limit(m->average_dtype, m->n),
+                    .largest =
+                        ng_dtype_largest(m->result_dtype == NG_F64 ? NG_F32 : m->result_dtype),
+                    .part_count = blocks_of(m->n, DV_THREADS)};
+}
+
+/* The numbers of the checks follow all other scratch. */
+static void take_check_numbers(ng_matrix *m, dv_solve *s, float **scratch) {
+  s->infos = take(scratch, 4);
+  s->worst = (int64_t *)(void *)(s->infos + 2);
+  s->parts = take(scratch, 2 * s->part_count);
+  s->info = &m->info;
+  s->accepted = &m->accepted;
+  s->largest_eigenvalue = &m->largest_eigenvalue;
+}
+
+/* Return the address on the device, or NULL after an error. */
+static const dv_solve *send(ng_device *d, const dv_solve *s) {
+  dv_solve *copy = ng_stage_allocate(d, 1, sizeof *copy);
+  if (copy == NULL) return NULL;
+  *copy = *s;
+  return ng_stage_address(d, copy);
+}
+
+static void store(ng_queue *q, const dv_solve *s, const dv_solve *at) {
+  LAUNCH(q->device, dv_solve_check_range, blocks_of(s->count, DV_TILE), &at);
+  LAUNCH(q->device, dv_solve_store, blocks_of(s->count, DV_TILE), &at);
+}
+
+static void solve_symmetric(ng_queue *q, ng_matrix *m, float *scratch) {
+  ng_device *d = q->device;
+  const i64 n = m->n, count = ng_sym_count(n);
+  const ng_dtype t = ng_dtype_of_solve(m);
+  dv_solve s = describe(m);
+  s.W = take(&scratch, 2 * count);
+  s.W_dtype = (int32_t)t;
+  s.column = take(&scratch, 2 * n);
+  s.residual_most = RESIDUAL_MOST;
+  take_check_numbers(m, &s, &scratch);
+  const dv_solve *at = send(d, &s);
+  if (at == NULL) return;
+  ng_stage_zero(d, s.infos, 2 * sizeof *s.infos);
+  ng_device_convert(q, count, m->F, m->average_dtype, s.W, t);
+  if (m->scale != 1.0) ng_device_linalg.scale(q, count, s.W, t, m->scale);
+  ng_device_linalg.shift_diagonal(q, n, s.W, t, false, m->shift + m->damping);
+  ng_device_linalg.factor(q, n, s.W, t, &s.infos[0]);
+  if (m->result == NG_RESULT_INVERSE) ng_device_linalg.invert(q, n, s.W, t, &s.infos[1]);
+  LAUNCH(d, dv_solve_take_column, 1, &at);
+  if (m->result == NG_RESULT_CHOLESKY) ng_device_linalg.solve_right(q, n, s.W, t, 1, s.column, n);
+  LAUNCH(d, dv_solve_residual, s.part_count, &at);
+  LAUNCH(d, dv_solve_accept, 1, &at);
+  store(q, &s, at);
+}
+
+/* R = B'B with row i of B = (e_i + d)^(-1/2p) v_i, in f32. B [n, n] may be the memory of the eigenvectors. */
+static void store_root(ng_queue *q, dv_solve s, const dv_solve *at, float *B, float *S) {
+  ng_device *d = q->device;
+  const i64 n = s.n;
+  LAUNCH(d, dv_solve_roots, 1, &at);
+  ng_device_convert(q, n * n, s.W, (ng_dtype)s.W_dtype, B, NG_F32);
+  ng_device_linalg.divide(q, n, n, (ng_spectrum){.g = s.root}, B, NG_F32, n);
+  ng_stage_zero(d, S, (size_t)ng_sym_count(n) * sizeof *S);
+  ng_device_linalg.add_gram(q, (ng_sym){S, n}, 0, n, B, n, n, 1.0f);
+  s.W = (char *)S;
+  s.W_dtype = NG_F32;
+  const dv_solve *root = send(d, &s);
+  if (root != NULL) store(q, &s, root);
+}
+
+static void decompose(ng_queue *q, ng_matrix *m, float *scratch) {
+  ng_device *d = q->device;
+  const i64 n = m->n;
+  const ng_dtype t = ng_dtype_of_solve(m);
+  dv_solve s = describe(m);
+  s.W = take(&scratch, t == NG_F64 ? 2 * n * n : n * n);
+  s.W_dtype = (int32_t)t;
+  float *B = t == NG_F64 ? take(&scratch, n * n) : (float *)(void *)s.W;
+  float *S = take(&scratch, ng_sym_count(n));
+  s.e = take(&scratch, 2 * n);
+  s.root = take(&scratch, n);
+  s.residual_most = NEGATIVE_MOST;
+  take_check_numbers(m, &s, &scratch);
+  const dv_solve *at = send(d, &s);
+  if (at == NULL) return;
+  ng_device_unpack(q, n, m->F, m->average_dtype, s.W, t, n);
+  ng_device_linalg.eigen(q, n, s.W, t, s.e, scratch, &s.infos[0]);
+  LAUNCH(d, dv_solve_check_pairs, s.part_count, &at);
+  LAUNCH(d, dv_solve_accept_pairs, 1, &at);
+  if (m->result == NG_RESULT_ROOT) {
+    store_root(q, s, at, B, S);
+  } else {
+    store(q, &s, at);
+    LAUNCH(d, dv_solve_store_eigenvalues, 1, &at);
+  }
+}
+
+static void copy(ng_queue *q, ng_matrix *m, float *scratch) {
+  ng_device *d = q->device;
+  dv_solve s = describe(m);
+  int32_t yes = 1, *accepted = &m->accepted;
+  i64 one = 1;
+  s.W = (char *)(uintptr_t)m->F;
+  s.W_dtype = s.F_dtype;
+  take_check_numbers(m, &s, &scratch);
+  LAUNCH(d, dv_fill, 1, &accepted, &one, &yes);
+  const dv_solve *at = m->form == NG_FORM_ABSENT ? NULL : send(d, &s);
+  if (at == NULL) return;
+  if (m->form == NG_FORM_DIAGONAL) {
+    LAUNCH(d, dv_solve_diagonal, 1, &at);
+  } else {
+    store(q, &s, at);
+  }
+}
+
+void ng_device_solve(ng_queue *q, ng_matrix *const *list, i64 n, float *scratch) {
+  for (i64 i = 0; i < n; i++) {
+    ng_matrix *m = list[i];
+    if (!ng_stage_begin(q->device)) return;
+    if (m->form != NG_FORM_SYMMETRIC || m->result == NG_RESULT_COPY) {
+      copy(q, m, scratch);
+    } else if (m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT) {
+      decompose(q, m, scratch);
+    } else {
+      solve_symmetric(q, m, scratch);
+    }
+  }
+}
