@@ -7,7 +7,7 @@
 
 /* ---- descriptors -----------------------------------------------------------------------------*/
 
-static dv_place place_of(const ng_place *v) {
+dv_place ng_device_place(const ng_place *v) {
   dv_place p = {.data = v->data,
                 .dtype = (int32_t)v->dtype,
                 .has_dense_rows = v->has_dense_rows,
@@ -26,7 +26,8 @@ static bool is_flat(const ng_place *v, const ng_region *D) {
 }
 
 static dv_region region_of(const ng_region *D) {
-  return (dv_region){place_of(D->place), D->row, D->rows, D->col, D->cols, is_flat(D->place, D)};
+  return (dv_region){ng_device_place(D->place), D->row, D->rows, D->col, D->cols,
+                     is_flat(D->place, D)};
 }
 static int64_t tiles(int64_t rows, int64_t cols) { return blocks_of(rows * cols, DV_TILE); }
 static int64_t tiles_of(const ng_region *D) { return tiles(D->rows, D->cols); }
@@ -54,7 +55,7 @@ static dv_direction direction_of(const ng_direction *e, float *to) {
 }
 
 static dv_update update_of(const ng_direction *e, const ng_weight_update *s) {
-  dv_update to = {.weight = place_of(s->weight),
+  dv_update to = {.weight = ng_device_place(s->weight),
                   .m = s->m,
                   .v = s->v,
                   .cols = s->cols,
@@ -260,24 +261,7 @@ ON_HOST(kernels, collect_largest, (ng_queue *q, const ng_largest *v, int64_t n),
 ON_HOST(kernels, store_largest, (ng_queue *q, const ng_largest *v, int64_t n), (&host, v, n))
 ON_HOST(kernels, pack_largest, (ng_queue *q, const ng_largest_pack *p, int64_t n), (&host, p, n))
 ON_HOST(kernels, iterate_low_rank, (ng_queue *q, const ng_low_rank *w, int64_t n), (&host, w, n))
-ON_HOST(kernels, run_flat_passes, (ng_queue *q, const ng_flat_pass *p, int64_t n), (&host, p, n))
 /* clang-format on */
-
-/* A pass reads gradients and weights of the caller, which the host may be unable to access. */
-static void run_flat_passes(ng_queue *q, const ng_flat_pass *p, int64_t n) {
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t k = 0; k < p[i].ranges; k++) {
-      const ng_flat_range *r = &p[i].range[k];
-      if (dv_is_shared(q->device->desk, r->grad == NULL ? NULL : r->grad->data) &&
-          dv_is_shared(q->device->desk, r->weight == NULL ? NULL : r->weight->data))
-        continue;
-      ng_stage_keep_error(q->device, "a method with a window needs gradients and weights in memory "
-                                     "that the host can access");
-      return;
-    }
-  }
-  host_run_flat_passes(q, p, n);
-}
 
 /* ---- the table -------------------------------------------------------------------------------*/
 
@@ -302,7 +286,7 @@ static const ng_kernel_ops table = {
     .add_spatial_grams = ng_device_add_spatial_grams,
     .count_tokens = ng_device_count_tokens,
     .accumulate = ng_device_accumulate,
-    .run_flat_passes = run_flat_passes,
+    .run_flat_passes = ng_device_run_flat_passes,
     .multiply_rows = host_multiply_rows,
     .combine_rows = host_combine_rows,
     .select_largest = host_select_largest,

@@ -172,6 +172,22 @@ typedef struct dv_change {
   double *out;
 } dv_change;
 
+/* ng_flat_range */
+typedef struct dv_flat_range {
+  int64_t at, n, from, cols;
+  dv_place grad, weight;
+  bool is_excluded;
+} dv_flat_range;
+
+/* ng_flat_pass */
+typedef struct dv_flat {
+  int32_t op;
+  float *to, *x, *next_s;
+  const float *v, *s;
+  uint8_t *mask;
+  double old, take, forget, add, m, m2, eps, limit;
+} dv_flat;
+
 /* ng_matrix, and what its solve has computed (solve.c). F: the average; W: the result before it is rounded; e: eigenvalues; R, d:
  * the stored result. infos [2]: of the solvers; worst, column, parts [part_count]: for the checks; root [n]: see dv_solve_roots. */
 typedef struct dv_solve {

@@ -50,6 +50,8 @@ void ng_device_convert(ng_queue *q, int64_t n, const void *from, ng_dtype t, voi
 void ng_device_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *full, ng_dtype to_t,
                       int64_t ld);
 void ng_device_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch); /* solve.c */
+void ng_device_run_flat_passes(ng_queue *q, const ng_flat_pass *p, int64_t n); /* backend_flat.c */
+dv_place ng_device_place(const ng_place *v);
 dv_view ng_device_view(const ng_view *v);
 extern const ng_linalg_ops ng_device_linalg;
 

@@ -1,6 +1,7 @@
 /* kernels.cu: all kernels, in one module. */
 #include "arrays.cu"
 #include "eva.cu"
+#include "flat.cu"
 #include "gradient.cu"
 #include "norm.cu"
 #include "solve.cu"

@@ -39,6 +39,11 @@ static inline ng_queue kernels_queue_or_device(int i) {
 #define EACH_QUEUE_AND_DEVICE(q)                                                                   \
   for (int q_ = KERNELS_FIRST; q_ < 0 || test_backend(q_ / 2) != NULL; q_++)                       \
     for (ng_queue q = kernels_queue_or_device(q_), *in_ = &q; in_ != NULL; in_ = NULL)
+/* EACH_QUEUE, then the device. */
+#define EACH_QUEUE_THEN_DEVICE(q)                                                                  \
+  for (int q_ = 0, last_ = kernels_last_queue(); q_ <= last_ - KERNELS_FIRST; q_++)                \
+    for (ng_queue q = q_ <= last_ ? kernels_queue(q_) : kernels_device(), *in_ = &q; in_ != NULL;  \
+         in_ = NULL)
 /* Fail if an entry of the device failed. */
 void kernels_check_device(void);
 

@@ -272,6 +272,7 @@ CALL4(dv_change_tiles, const dv_change *, starts, i64, double *)
 CALL4(dv_add_changes, const dv_change *, starts, i64, const double *)
 CALL4(dv_spatial_sums, const dv_gram *, starts, i64, double *)
 CALL5(dv_spatial_add, const dv_gram *, starts, starts, i64, const double *)
+CALL5(dv_flat_pass, const dv_flat *, const dv_flat_range *, starts, i64, double *)
 CALL3(dv_join_infos, const int32_t *, i64, int32_t *)
 CALL1(dv_solve_take_column, const dv_solve *)
 CALL1(dv_solve_residual, const dv_solve *)
@@ -343,6 +344,7 @@ static const struct {
                KERNEL(dv_add_changes),
                KERNEL(dv_spatial_sums),
                KERNEL(dv_spatial_add),
+               KERNEL(dv_flat_pass),
                KERNEL(dv_join_infos),
                KERNEL(dv_solve_take_column),
                KERNEL(dv_solve_residual),

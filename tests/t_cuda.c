@@ -177,7 +177,11 @@ static const struct {
             {"method=natgrad; factor_dtype=f16", "sgd", true, false},
             {"method=natgrad; solver=eigen", "adamw", true, false},
             {"method=kaisa; solve_period=1", "gradient", true, false},
-            {"method=mpd-kfac; damping=0.1", "gradient", true, false}};
+            {"method=mpd-kfac; damping=0.1", "gradient", true, false},
+            {"method=adam", "gradient", true, false},
+            {"method=soap", "gradient", true, false},
+            {"method=mfac; window=4; damping=0.1", "sgd", false, false},
+            {"method=muon", "sgd", false, false}};
 
 static void steps_equal_ref(void **state) {
   for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {

@@ -251,7 +251,7 @@ static void passes_over_vectors(void **state) {
       draw_place(&r, &grad[k], &range[k], memory[0][k]);
       draw_place(&r, &weight[k], &range[k], memory[1][k]);
     }
-    EACH_QUEUE(q) {
+    EACH_QUEUE_THEN_DEVICE(q) {
       vectors *a = &done[i];
       memcpy(a, &drawn, sizeof drawn);
       const bool fills = op == NG_FLAT_FILL || op == NG_FLAT_MIX || op == NG_FLAT_ADAM;
@@ -282,7 +282,7 @@ static void passes_over_vectors(void **state) {
     while (i-- > 0) {
       const double *one = out[0], *other = out[i];
       assert_memory_equal(&done[0], &done[i], sizeof done[0]);
-      assert_memory_equal(other, out[i / 2 * 2], sizeof out[0]);
+      if (i <= kernels_last_queue()) assert_memory_equal(other, out[i / 2 * 2], sizeof out[0]);
       for (int j = 0; j < 3; j++) {
         const bool counts_lines = op == NG_FLAT_READ || op == NG_FLAT_DECAY;
         const double size = j == 0 ? sqrt(other[1] * other[2]) : other[j]; /* Cauchy-Schwarz */
