@@ -68,7 +68,46 @@ void ng_device_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {
   LAUNCH(d, dv_square_columns, cut_blocks(&c), &at, &c.on_device, &n);
 }
 
-static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
+/* Gram matrices of at least this order are computed by BLAS from rows in f32: the array itself, or packed rows, DV_PACKED
+ * numbers at once (fewer in tests). */
+enum { BLAS_ORDER = 64 };
+#if !defined(DV_PACKED)
+#define DV_PACKED (16 << 20)
+#endif
+
+/* Return the distance of the rows of g if they are f32 rows in memory, otherwise 0. */
+static int64_t row_distance(const dv_gram *g) {
+  const dv_view *x = &g->of.x;
+  const bool rows = x->dtype == DV_F32 && x->column_stride == 1 && x->axes == 0 && !g->has_ones &&
+                    !g->has_patches && g->of.reduce == 0;
+  if (!rows || (x->positions > 1 && x->sample_stride != x->positions * x->position_stride))
+    return 0;
+  const int64_t distance = x->positions > 1 ? x->position_stride : x->sample_stride;
+  return distance >= g->p ? distance : 0;
+}
+
+static void gram_by_blas(ng_queue *q, const dv_gram *g, const dv_gram *at) {
+  ng_device *d = q->device;
+  const ng_sym S = {g->S, g->p};
+  const int64_t positions = g->has_patches ? g->of.out_height * g->of.out_width : g->of.x.positions;
+  const int64_t rows = g->of.samples * (g->of.reduce != 0 ? 1 : positions);
+  const int64_t distance = row_distance(g), most = ng_min64(rows, ng_max64(1, DV_PACKED / g->p));
+  if (distance > 0) {
+    const float *x = (const float *)(const void *)g->of.x.data + g->c0;
+    ng_device_linalg.add_gram(q, S, 0, g->p, x, rows, distance, g->alpha);
+    return;
+  }
+  float *packed = ng_stage_scratch(d, most * g->p, sizeof *packed);
+  for (int64_t from = 0, count; from < rows && packed != NULL; from += count) {
+    count = ng_min64(rows - from, most);
+    LAUNCH(d, dv_gram_pack, blocks_of(count, DV_GRAM) * blocks_of(g->p, DV_GRAM), &at, &from,
+           &count, &packed);
+    ng_device_linalg.add_gram(q, S, 0, g->p, packed, count, g->p, g->alpha);
+  }
+}
+
+static void gram(ng_queue *q, const ng_gram *g, int64_t n, bool has_patches) {
+  ng_device *d = q->device;
   cut c, rows64;
   if (!ng_stage_begin(d)) return;
   dv_gram *list = ng_stage_allocate(d, n, sizeof *list);
@@ -87,20 +126,23 @@ static void gram(ng_device *d, const ng_gram *g, int64_t n, bool has_patches) {
     to->of.reduce = g->reduce;
     to->p = to->of.taps * (g->c1 - g->c0) + (g->has_ones ? 1 : 0);
     const int64_t across = g->samples > 0 ? blocks_of(to->p, DV_GRAM) : 0;
-    cut_add(&c, g->S64 == NULL ? across * (across + 1) / 2 : 0);
+    cut_add(&c, g->S64 == NULL && to->p < BLAS_ORDER ? across * (across + 1) / 2 : 0);
     cut_add(&rows64, g->S64 != NULL && g->samples > 0 ? to->p : 0);
   }
-  void *at = ng_stage_address(d, list);
+  dv_gram *at = ng_stage_address(d, list);
   LAUNCH(d, dv_gram_squares, cut_blocks(&c), &at, &c.on_device, &n);
   LAUNCH(d, dv_gram_rows64, cut_blocks(&rows64), &at, &rows64.on_device, &n);
+  for (int64_t i = 0; i < n; i++) {
+    if (list[i].S64 == NULL && list[i].p >= BLAS_ORDER) gram_by_blas(q, &list[i], &at[i]);
+  }
 }
 void ng_device_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
   (void)unused;
-  gram(q->device, g, n, false);
+  gram(q, g, n, false);
 }
 void ng_device_add_conv_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
   (void)unused;
-  gram(q->device, g, n, true);
+  gram(q, g, n, true);
 }
 
 void ng_device_add_spatial_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {
@@ -120,7 +162,7 @@ void ng_device_add_spatial_grams(ng_queue *q, const ng_gram *g, int64_t n, float
                         .S = g->S.a,
                         .S64 = g->S64};
     const int64_t *kernel = g->conv.kernel;
-    cut_add(&c, (kernel[0] - 1) * (2 * kernel[1] - 1) + kernel[1]);
+    cut_add(&c, DV_SLICES * ((kernel[0] - 1) * (2 * kernel[1] - 1) + kernel[1]));
     cut_add(&entries, blocks_of(list[i].p * list[i].p, DV_THREADS));
   }
   void *at = ng_stage_address(d, list);

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* DV_TILE: elements of a gradient that one block of DV_THREADS threads reads. */
-enum { DV_AXES = 8, DV_THREADS = 256, DV_TILE = 4096, DV_TAPS = 9, DV_GRAM = 32 };
+enum { DV_AXES = 8, DV_THREADS = 256, DV_TILE = 4096, DV_TAPS = 9, DV_GRAM = 32, DV_SLICES = 32 };
 enum { DV_F32 = 1, DV_F64, DV_F16, DV_BF16, DV_I32, DV_I64 }; /* as ng_dtype */
 
 /* ng_place (kernel/kernel.h) */

@@ -103,6 +103,25 @@ NG_INLINE void add_entry(const dv_gram *g, int64_t i, int64_t j, double sum) {
   }
 }
 
+/* One block for each square of DV_GRAM rows, of `count` from `from` on, and DV_GRAM columns: rows [count, p] <- the rows in f32. The
+ * threads of a warp read along the axis of stride 1 and write along columns. */
+NG_GLOBAL dv_gram_pack(const dv_gram *g, int64_t from, int64_t count, float *rows) {
+  NG_SHARED float square[DV_GRAM][DV_GRAM + 1];
+  const int64_t across = (g->p + DV_GRAM - 1) / DV_GRAM, positions = count_positions(g);
+  const int64_t r0 = NG_BLOCK / across * DV_GRAM, j0 = NG_BLOCK % across * DV_GRAM;
+  const bool along_columns = g->of.x.column_stride == 1;
+  const int32_t tx = NG_THREAD % DV_GRAM;
+  for (int32_t y = NG_THREAD / DV_GRAM; y < DV_GRAM; y += DV_THREADS / DV_GRAM) {
+    const int32_t r = along_columns ? y : tx, j = along_columns ? tx : y;
+    if (r0 + r < count && j0 + j < g->p)
+      square[r][j] = (float)row_value(g, positions, from + r0 + r, j0 + j);
+  }
+  NG_BARRIER();
+  for (int32_t y = NG_THREAD / DV_GRAM; y < DV_GRAM; y += DV_THREADS / DV_GRAM) {
+    if (r0 + y < count && j0 + tx < g->p) rows[(r0 + y) * g->p + j0 + tx] = square[y][tx];
+  }
+}
+
 /* One block for each square of DV_GRAM x DV_GRAM entries on or below the diagonal, counted row by row. Thread t has the
  * entries of row t / DV_GRAM + 8 k and column t % DV_GRAM. Products of DV_GRAM rows are added in f32, these sums in
  * double. */
@@ -159,19 +178,24 @@ NG_GLOBAL dv_gram_rows64(const dv_gram *list, const int64_t *first, int64_t n) {
 
 /* ---- correlations between kernel positions (kernel/spatial.c) ----------------------------------*/
 
-/* One block for each distance d = (dy, dx) >= 0 in row-major order, with columns from -(width - 1): sums [blocks] <- the sum of
- * x[y, x] x[y + dy dilation, x + dx dilation] over samples, channels and pixels. */
+/* DV_SLICES blocks for each distance d = (dy, dx) >= 0 in row-major order, with columns from -(width - 1): sums [blocks] <- a part
+ * of the sum of x[y, x] x[y + dy dilation, x + dx dilation] over samples, channels and pixels. */
 NG_GLOBAL dv_spatial_sums(const dv_gram *list, const int64_t *first, int64_t n, double *sums) {
   NG_SHARED double warps[32];
   const int64_t item = dv_find_descriptor(first, n);
   const dv_gram *g = &list[item];
   const dv_sum *b = &g->of;
-  const int64_t k = NG_BLOCK - first[item] + b->kernel[1] - 1, wide = 2 * b->kernel[1] - 1;
+  const int64_t k = (NG_BLOCK - first[item]) / DV_SLICES + b->kernel[1] - 1;
+  const int64_t wide = 2 * b->kernel[1] - 1, slice = NG_BLOCK % DV_SLICES;
   const int64_t dy = k / wide * b->dilation[0], dx = (k % wide - b->kernel[1] + 1) * b->dilation[1];
   const int64_t C = g->c1 - g->c0, pixels = b->height * b->width;
+  const bool channels_last = b->x.column_stride == 1;
   double sum = 0.0;
-  for (int64_t i = NG_THREAD; i < b->samples * pixels * C; i += DV_THREADS) {
-    const int64_t c = g->c0 + i % C, s = i / C % pixels, sample = i / C / pixels;
+  for (int64_t i = slice * DV_THREADS + NG_THREAD; i < b->samples * pixels * C;
+       i += DV_SLICES * DV_THREADS) {
+    const int64_t sample = i / (pixels * C), rest = i % (pixels * C);
+    const int64_t c = g->c0 + (channels_last ? rest % C : rest / pixels);
+    const int64_t s = channels_last ? rest / C : rest % pixels;
     const int64_t row = s / b->width + dy, col = s % b->width + dx;
     if (row >= b->height || col < 0 || col >= b->width) continue;
     sum += dv_element(&b->x, sample, s, c) * dv_element(&b->x, sample, row * b->width + col, c);
@@ -179,7 +203,7 @@ NG_GLOBAL dv_spatial_sums(const dv_gram *list, const int64_t *first, int64_t n, 
   sum = dv_block_sum(sum, warps);
   if (NG_THREAD == 0) sums[NG_BLOCK] = sum;
 }
-/* One thread for each entry; first_sum: the number of distances before each descriptor. */
+/* One thread for each entry; first_sum: the number of sums before each descriptor. */
 NG_GLOBAL dv_spatial_add(const dv_gram *list, const int64_t *first, const int64_t *first_sum,
                          int64_t n, const double *sums) {
   const int64_t item = dv_find_descriptor(first, n);
@@ -188,5 +212,9 @@ NG_GLOBAL dv_spatial_add(const dv_gram *list, const int64_t *first, const int64_
   const int64_t l = e / g->p, k = e % g->p;
   if (l >= g->p || k > l) return;
   const int64_t d = (l / width - k / width) * (2 * width - 1) + l % width - k % width;
-  add_entry(g, l, k, sums[first_sum[item] + d]);
+  double sum = 0.0;
+  for (int32_t i = 0; i < DV_SLICES; i++) {
+    sum += sums[first_sum[item] + d * DV_SLICES + i];
+  }
+  add_entry(g, l, k, sum);
 }

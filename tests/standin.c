@@ -238,6 +238,7 @@ CALL3(dv_box_channels, const dv_sum *, starts, i64)
 CALL2(dv_box_report_nonfinite, const dv_sum *, i64)
 CALL3(dv_square_columns, const dv_sum *, starts, i64)
 CALL3(dv_gram_squares, const dv_gram *, starts, i64)
+CALL4(dv_gram_pack, const dv_gram *, i64, i64, float *)
 CALL3(dv_gram_rows64, const dv_gram *, starts, i64)
 CALL2(dv_norm_moments, const dv_norm *, double *)
 CALL3(dv_norm_gradients, const dv_norm *, const double *, double *)
@@ -311,6 +312,7 @@ static const struct {
                KERNEL(dv_box_report_nonfinite),
                KERNEL(dv_square_columns),
                KERNEL(dv_gram_squares),
+               KERNEL(dv_gram_pack),
                KERNEL(dv_gram_rows64),
                KERNEL(dv_norm_moments),
                KERNEL(dv_norm_gradients),

@@ -447,6 +447,69 @@ static void box_sums_find_non_finite_values(void **unused) {
   }
 }
 
+/* Orders from 64 on, which a device computes by BLAS, from the array itself or from packed rows: every layout. */
+static void wide_rows_match_ref_on_the_device(void **unused) {
+  enum { SAMPLES = 3, POSITIONS = 5, COLUMNS = 90 };
+  static double x[4 * SAMPLES * POSITIONS * COLUMNS];
+  static const ng_dtype dtypes[] = {NG_F32, NG_BF16, NG_F64};
+  for (int k = 0; k < 4 * 3 * 2 * 3 * 2 && KERNELS_FIRST < 0; k++) {
+    const int layout = k % 4, reduce = k / 24 % 3;
+    const bool one = k / 12 % 2 == 1, some = k / 72 == 1;
+    const ng_dtype t = dtypes[k / 4 % 3];
+    ng_view v = {.data = x, .dtype = t, .samples = SAMPLES, .positions = POSITIONS};
+    v.columns = COLUMNS;
+    v.run_length = POSITIONS;
+    v.column_stride = layout == 3 ? POSITIONS : 1;                 /* channels first */
+    v.position_stride = layout == 3 ? 1 : COLUMNS + (layout == 1); /* a gap after each row */
+    v.sample_stride = POSITIONS * (COLUMNS + (layout == 1)) + (layout == 2); /* after each sample */
+    for (int64_t i = 0; i < SAMPLES * v.sample_stride; i++) {
+      const float y = (float)(rng_below(&numbers, 31) - 15) / 8.0f;
+      ng_from_f32((char *)x + i * ng_dtype_size(t), t, &y, 1);
+    }
+    ng_gram of = {.x = v, .samples = SAMPLES - some, .c0 = some ? 7 : 0, .c1 = some ? 80 : COLUMNS};
+    of.has_ones = one;
+    of.reduce = reduce;
+    of.alpha = 0.5;
+    ng_gram want = of;
+    of.S = start(of.c1 - of.c0 + one);
+    want.S = start(of.S.n);
+    float *scratch = guarded(ng_gram_rows_scratch(COLUMNS + 1));
+    ng_queue device = kernels_device(), ref = kernels_queue(kernels_last_queue());
+    ng_kernels(&device)->add_row_grams(&device, &of, 1, NULL);
+    ng_queue_wait(&device);
+    kernels_check_device();
+    ng_kernels(&ref)->add_row_grams(&ref, &want, 1, scratch);
+    ng_queue_wait(&ref);
+    char what[100];
+    (void)snprintf(what, sizeof what, "layout %d, reduce %d, ones %d, some %d, dtype %d", layout,
+                   reduce, one, some, (int)t);
+    compare(of.S, want.S, reduce == 1 ? 1e-6 : 0.0, what);
+    free(scratch);
+    free(of.S.a);
+    free(want.S.a);
+  }
+}
+
+/* The same for patches. */
+static void wide_patches_match_ref_on_the_device(void **unused) {
+  for (int how = 0; how < 2 && KERNELS_FIRST < 0; how++) {
+    picture g = {.c = conv_of(9, 5, 5, 1), .how = how ? AXES_NHWC : AXES_NCHW, .t = NG_F32};
+    g.samples = g.take = 2;
+    g.c1 = 9;
+    g.one = true;
+    g.c.kernel[0] = g.c.kernel[1] = 3;
+    g.c.padding[0] = g.c.padding[1] = 1;
+    assert_true(set_output_size(&g.c));
+    image_array x = new_image_array(&g, draw_grid_value);
+    ng_queue ref = kernels_queue(kernels_last_queue());
+    const ng_sym S = gram_by(DEVICE, &ref, &g, &x.v), want = gram_by(REF, &ref, &g, &x.v);
+    compare(S, want, 0.0, how ? "patches, NHWC" : "patches, NCHW");
+    free(S.a);
+    free(want.a);
+    free(x.data);
+  }
+}
+
 int main(void) {
   numbers.state = test_seed();
   const struct CMUnitTest tests[] = {
@@ -457,6 +520,8 @@ int main(void) {
       cmocka_unit_test(choice_follows_size),
       cmocka_unit_test(all_bits_match_in_f32),
       cmocka_unit_test(box_sums_find_non_finite_values),
+      cmocka_unit_test(wide_rows_match_ref_on_the_device),
+      cmocka_unit_test(wide_patches_match_ref_on_the_device),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

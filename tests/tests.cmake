@@ -199,6 +199,7 @@ set(natgrad_standin_sources tests/standin.c tests/standin_blas.c tests/standin_d
 add_library(natgrad_device_objects OBJECT ${natgrad_cuda_sources} ${natgrad_standin_sources} tests/kernels.c)
 target_include_directories(natgrad_device_objects PRIVATE include src base cuda tests)
 target_link_libraries(natgrad_device_objects PRIVATE PkgConfig::CMOCKA)
+target_compile_definitions(natgrad_device_objects PRIVATE DV_PACKED=512)
 foreach(test t_axes t_cuda t_cuda_solve t_eigen t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_kernels_window t_linalg
              t_linalg_long t_rows t_strides t_sym t_twosided t_vector)
   target_sources(${test} PRIVATE $<TARGET_OBJECTS:natgrad_device_objects>)
