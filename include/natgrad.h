@@ -991,6 +991,15 @@ typedef struct ng_samples {
 NG_API NG_CHECKED ng_status ng_curvature_scores(ng_curvature *c, const ng_damped_power *m,
                                                 const ng_samples *x, const ng_samples *y,
                                                 double *out);
+
+/* EKFAC: replace the eigenvalues l_i r_j of K by means over samples of the squared elements of D_n in
+ * the eigenbases.  Several calls give the mean over the samples of all calls.  Then only split =
+ * "joint" is accepted.
+ * Math:    v_ij = (1/N) sum_n (u_i' D_n w_j)^2, u_i and w_j the eigenvectors of L and R (George et al.
+ *          2018, arXiv 1806.03884).  Time: 2 rows cols (positions + rows + cols) for each sample.
+ * Units:   gradients of the loss of one sample, not divided by the number of samples.
+ * Errors:  as ng_curvature_scores; *c is unchanged. */
+NG_API NG_CHECKED ng_status ng_curvature_correct(ng_curvature *c, const ng_samples *x);
 NG_API void ng_curvature_destroy(ng_curvature **curvature);
 #endif /* NG_EXPERIMENTAL */
 

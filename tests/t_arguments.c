@@ -229,6 +229,7 @@ static void null_arguments_are_refused(void **state) {
   ARG(ng_curvature_diagonal(NULL, &(ng_damped_power){0}, two_));
   ARG(ng_curvature_measure(NULL, &(ng_damped_power){0}, two_, two_));
   ARG(ng_curvature_scores(NULL, &(ng_damped_power){0}, &(ng_samples){0}, NULL, two_));
+  ARG(ng_curvature_correct(NULL, &(ng_samples){0}));
   HARMLESS(ng_curvature_destroy(NULL));
   HARMLESS(ng_curvature_destroy(&curvature_));
   ARG(ng_plan_ranks(NULL, 1, 0, 1, &(ng_rank_plan){0}));

@@ -4,6 +4,7 @@
  * [damping, 10] and damping >= 0.05 every |power| <= 1 has a condition of at most 200; order 60 in double: 60 times 200
  * times 2.2e-16 = 3e-12.  Steps: the step solves in f32 with condition up to (tr A / 0.3 + 1) (tr G / 0.3 + 1), about 100:
  * 1e-4 of the largest entry.
+ * Corrected: an eigenvector has an error of 2.2e-16 times the largest eigenvalue over the gap to the next one, above 1e-6.
  * Scores are sums with cancellation, so they are allowed 100 times DENSE of the largest score. */
 #include "unit_test.h"
 
@@ -18,7 +19,7 @@
 #include "ranks.h"
 
 enum { MOST = 6, GROUPS = 2, ORDER = MOST * MOST, ALL = GROUPS * ORDER };
-static const double DENSE = 3e-12, STEP = 1e-4;
+static const double DENSE = 3e-12, STEP = 1e-4, CORRECTED = 1e-9;
 
 static ng_context *ctx;
 
@@ -205,6 +206,89 @@ static void powers_match_a_dense_product(void **state) {
     assert_null(c);
     free(dense[0]);
     free(dense[1]);
+  }
+}
+
+/* ---- second moments in the eigenbases ---------------------------------------------------------*/
+
+/* M of one group of EKFAC: eigenvectors of both factors, mean squares of the gradients of all samples. */
+static void predict_corrected(const ng_factors *f, double *const *dense, const ng_samples *x,
+                              int64_t parts, int64_t g, const ng_damped_power *how, double *M) {
+  const int64_t n = f->rows, m = f->cols, N = n * m;
+  double d[MOST], L[MOST * MOST], R[MOST * MOST], D[ORDER], v[ORDER] = {0}, count = 0.0;
+  dense_eigen(n, dense[0] + g * n * n, d, L);
+  dense_eigen(m, dense[1] + g * m * m, d, R);
+  for (int64_t k = 0; k < parts; k++) {
+    for (int64_t i = 0; i < x[k].samples; i++) {
+      dense_gradient(f, &x[k], i, g, D);
+      dense_product(true, false, n, m, n, L, D, D);
+      dense_product(false, false, n, m, m, D, R, D);
+      for (int64_t e = 0; e < N; e++)
+        v[e] += D[e] * D[e];
+      count += 1.0;
+    }
+  }
+  for (int64_t i = 0; i < N * N; i++) {
+    M[i] = 0.0;
+    for (int64_t e = 0; e < N; e++)
+      M[i] += L[i / N / m * n + e / m] * R[i / N % m * m + e % m] * L[i % N / m * n + e / m] *
+              R[i % N % m * m + e % m] * pow(v[e] / count + how->damping, how->power);
+  }
+}
+
+static void corrected_powers_have_the_second_moments_of_samples(void **state) {
+  enum { PARTS = 2 };
+  static const double power[] = {-1.0, -0.5, 1.0};
+  rng r = {test_seed() + 11};
+  for (int64_t k = 0; k < test_repetitions(10); k++) {
+    double *dense[2] = {zeros(GROUPS * ORDER), zeros(GROUPS * ORDER)}, left[ALL], right[ALL];
+    double values[PARTS][2][SAMPLE_VALUES], x[ALL], out[ALL], want[ALL], diagonal[ALL], on[ALL];
+    double *M = zeros(ORDER * ORDER);
+    ng_samples part[PARTS];
+    const ng_factors f = {.struct_size = sizeof f,
+                          .groups = rng_between(&r, 1, GROUPS),
+                          .rows = rng_between(&r, 1, MOST),
+                          .cols = rng_between(&r, 1, MOST),
+                          .left_diagonal = rng_below(&r, 4) == 0,
+                          .left = left,
+                          .right = right};
+    const int64_t n = f.rows, m = f.cols, N = n * m;
+    for (int64_t g = 0; g < f.groups; g++) {
+      draw_factor(&r, n, f.left_diagonal, dense[0] + g * n * n,
+                  left + g * (f.left_diagonal ? n : n * n));
+      draw_factor(&r, m, false, dense[1] + g * m * m, right + g * m * m);
+    }
+    ng_curvature *c = NULL;
+    assert_int_equal(ng_curvature_create(ctx, &f, &c), NG_OK);
+    for (int i = 0; i < PARTS; i++) {
+      for (int64_t e = 0; e < 2 * SAMPLE_VALUES; e++)
+        values[i][e / SAMPLE_VALUES][e % SAMPLE_VALUES] = rng_value(&r);
+      part[i] = (ng_samples){sizeof part[i], rng_between(&r, 1, SAMPLES),
+                             rng_between(&r, 1, POSITIONS), values[i][0], values[i][1]};
+      assert_int_equal(ng_curvature_correct(c, &part[i]), NG_OK);
+    }
+    for (int64_t e = 0; e < f.groups * N; e++)
+      x[e] = rng_value(&r);
+    for (int p = 0; p < 3; p++) {
+      const ng_damped_power how = {sizeof how, 0.2, power[p], NULL};
+      for (int64_t g = 0; g < f.groups; g++) {
+        predict_corrected(&f, dense, part, PARTS, g, &how, M);
+        dense_product(false, false, N, 1, N, M, x + g * N, want + g * N);
+        for (int64_t e = 0; e < N; e++)
+          on[g * N + e] = M[e * (N + 1)];
+      }
+      assert_int_equal(ng_curvature_apply(c, &how, x, 1, out), NG_OK);
+      assert_int_equal(ng_curvature_diagonal(c, &how, diagonal), NG_OK);
+      expect_near("corrected", out, want, f.groups * N, CORRECTED);
+      expect_near("diagonal", diagonal, on, f.groups * N, CORRECTED);
+    }
+    const ng_damped_power split = {sizeof split, 0.2, -1.0, "pi"};
+    assert_int_equal(ng_curvature_apply(c, &split, x, 1, out), NG_ERR_ARG);
+    assert_non_null(strstr(ng_last_error(ctx), "split = pi: a corrected curvature has only joint"));
+    ng_curvature_destroy(&c);
+    free(dense[0]);
+    free(dense[1]);
+    free(M);
   }
 }
 
@@ -459,6 +543,9 @@ static void wrong_arguments_are_refused(void **state) {
   const ng_samples good = {sizeof good, 1, 1, out, out};
   expect_refused(ng_curvature_scores(c, &m, &none, NULL, out), "x has 0 samples");
   expect_refused(ng_curvature_scores(c, &m, &good, &bad, out), "an array of y is not finite");
+  expect_refused(ng_curvature_correct(c, &bad),
+                 "ng_curvature_correct: an array of x is not finite");
+  expect_refused(ng_curvature_correct(c, NULL), "ng_curvature_correct: x is NULL");
   assert_true(out[0] == 7.0 && out[1] == 7.0);
   double trace = 0.0, logdet = 0.0;
   m = (ng_damped_power){sizeof m, 0.0, 1.0, NULL};
@@ -485,6 +572,7 @@ static void layers_without_factors_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(powers_match_a_dense_product),
+      cmocka_unit_test(corrected_powers_have_the_second_moments_of_samples),
       cmocka_unit_test(factors_invert_as_the_step_does),
       cmocka_unit_test(one_step_over_all_batches_gives_the_factors_of_all_samples),
       cmocka_unit_test(wrong_arguments_are_refused),

@@ -100,19 +100,42 @@ static void add_gradient(const rows *s, double by, double *D1, double *D2) {
   add_outer(CLASSES, HIDDEN + 1, s->g2, s->a2, by, D2);
 }
 
-/* X [n, count] <- (G (x) A + lambda I)^-1 X, n = q p; lambda < 0: 0.1 times the mean eigenvalue. */
+/* X [n, count] <- (K + lambda I)^-1 X, n = q p; lambda < 0: 0.1 times the mean eigenvalue. K = G (x) A, or with squares [n, TRAIN]
+ * its eigenvectors with the mean squares of the gradients of samples as eigenvalues. */
 static void solve(int64_t q, int64_t p, const double *G, const double *A, double lambda,
-                  int64_t count, double *X) {
+                  const double *gradients, double *X) {
   const int64_t n = q * p;
-  double *K = zeros(n * n), trace = 0.0;
-  for (int64_t i = 0; i < n * n; i++)
+  double *K = zeros(n * n), *Q = zeros(n * n), *d = zeros(n), trace = 0.0;
+  if (gradients != NULL) {
+    double *L = zeros(q * q), *R = zeros(p * p), *v = zeros(n);
+    dense_eigen(q, G, v, L);
+    dense_eigen(p, A, v, R);
+    for (int64_t e = 0; e < n * n; e++)
+      Q[e] = L[e / n / p * q + e % n / p] * R[e / n % p * p + e % n % p];
+    for (int64_t j = 0; j < TRAIN; j++) {
+      for (int64_t e = 0; e < n; e++)
+        v[e] = gradients[e * TRAIN + j];
+      dense_product(true, false, n, 1, n, Q, v, v);
+      for (int64_t e = 0; e < n; e++)
+        d[e] += v[e] * v[e] / TRAIN;
+    }
+    for (int64_t e = 0; e < n * n; e++)
+      K[e] = Q[e] * d[e % n];
+    dense_product(false, true, n, n, n, K, Q, K);
+    free(L);
+    free(R);
+    free(v);
+  }
+  for (int64_t i = 0; i < n * n && gradients == NULL; i++)
     K[i] = G[i / n / p * q + i % n / p] * A[i / n % p * p + i % p];
   for (int64_t i = 0; i < n; i++)
     trace += K[i * (n + 1)];
   for (int64_t i = 0; i < n; i++)
     K[i * (n + 1)] += lambda >= 0.0 ? lambda : 0.1 * trace / (double)n;
-  dense_solve(n, K, count, X);
+  dense_solve(n, K, TRAIN, X);
   free(K);
+  free(Q);
+  free(d);
 }
 
 /* All samples of a split, as the trainer normalises them. */
@@ -132,6 +155,7 @@ static rows *rows_of_split(const nn *net, const data_set *d, const data_split *s
 static void predict(const nn *net, const data_set *d, const scores_how *how, double *want) {
   double A1[PATCH * PATCH] = {0}, G1[OUT * OUT] = {0}, D1[P1 * TRAIN] = {0};
   double A2[(HIDDEN + 1) * (HIDDEN + 1)] = {0}, G2[CLASSES * CLASSES] = {0}, D2[P2 * TRAIN] = {0};
+  double E1[P1 * TRAIN] = {0}, E2[P2 * TRAIN] = {0}; /* gradients of the training samples */
   rows *train = rows_of_split(net, d, &d->train), *test = rows_of_split(net, d, &d->test);
   for (int j = 0; j < TRAIN; j++) {
     for (int p = 0; p < SPOTS; p++) {
@@ -147,31 +171,41 @@ static void predict(const nn *net, const data_set *d, const scores_how *how, dou
       if (how->test < 0 || how->test == i)
         add_gradient(&test[i], how->test < 0 ? 1.0 / TEST : 1.0, d1, d2);
     }
-    if (how->self) add_gradient(&train[j], 1.0, d1, d2);
-    for (int e = 0; e < P1; e++)
-      D1[e * TRAIN + j] = d1[e];
-    for (int e = 0; e < P2; e++)
-      D2[e * TRAIN + j] = d2[e];
+    double e1[P1] = {0}, e2[P2] = {0};
+    add_gradient(&train[j], 1.0, e1, e2);
+    for (int e = 0; e < P1; e++) {
+      E1[e * TRAIN + j] = e1[e];
+      D1[e * TRAIN + j] = how->self ? e1[e] : d1[e];
+    }
+    for (int e = 0; e < P2; e++) {
+      E2[e * TRAIN + j] = e2[e];
+      D2[e * TRAIN + j] = how->self ? e2[e] : d2[e];
+    }
   }
-  solve(OUT, PATCH, G1, A1, how->damping, TRAIN, D1);
-  solve(CLASSES, HIDDEN + 1, G2, A2, how->damping, TRAIN, D2);
+  solve(OUT, PATCH, G1, A1, how->damping, how->ekfac ? E1 : NULL, D1);
+  solve(CLASSES, HIDDEN + 1, G2, A2, how->damping, how->ekfac ? E2 : NULL, D2);
   for (int j = 0; j < TRAIN; j++) {
-    double d1[P1] = {0}, d2[P2] = {0};
-    add_gradient(&train[j], 1.0, d1, d2);
     want[j] = 0.0;
     for (int e = 0; e < P1; e++)
-      want[j] += D1[e * TRAIN + j] * d1[e];
+      want[j] += D1[e * TRAIN + j] * E1[e * TRAIN + j];
     for (int e = 0; e < P2; e++)
-      want[j] += D2[e * TRAIN + j] * d2[e];
+      want[j] += D2[e * TRAIN + j] * E2[e * TRAIN + j];
   }
   free(train);
   free(test);
 }
 
 static void scores_match_dense_curvature(void **state) {
-  static const scores_how list[] = {{-1, false, true, 0.05}, {2, false, true, 0.05},
-                                    {-1, true, true, 0.05},  {-1, false, true, -1.0},
-                                    {6, false, true, -1.0},  {-1, false, false, 0.05}};
+  static const scores_how list[] = {
+      {-1, .empirical = true, .damping = 0.05},
+      {2, .empirical = true, .damping = 0.05},
+      {-1, .self = true, .empirical = true, .damping = 0.05},
+      {-1, .empirical = true, .damping = -1.0},
+      {6, .empirical = true, .damping = -1.0},
+      {-1, .ekfac = true, .empirical = true, .damping = 0.05},
+      {-1, .self = true, .ekfac = true, .empirical = true, .damping = 0.2},
+      {-1, .damping = 0.05},
+      {-1, .ekfac = true, .damping = 0.05}};
   data_set d;
   settings s;
   feed f;

@@ -80,15 +80,16 @@ static int run_influence(void *user, const cli_args *args) {
 
 static const request standard = {.top = 10, .how = {.test = -1, .damping = -1.0}};
 static const cli_option own[] = {
-    {"test", "N",
-     "influence on test sample N, from 0 on (on the mean loss of all test samples)", CLI_WHOLE,
-     offsetof(request, how.test), 0, INT32_MAX},
+    {"test", "N", "influence on test sample N, from 0 on (on the mean loss of all test samples)",
+     CLI_WHOLE, offsetof(request, how.test), 0, INT32_MAX},
     {"self", NULL, "influence of each training sample on its own loss", CLI_FLAG,
      .field = offsetof(request, how.self)},
     {"top", "N", "number of samples in each table (10)", CLI_WHOLE, offsetof(request, top), 1,
      INT32_MAX},
     {"damping", "X", "lambda of all layers (0.1 times the mean eigenvalue of K of each layer)",
      CLI_REAL, offsetof(request, how.damping), 0, 1e30},
+    {"ekfac", NULL, "EKFAC: eigenvalues of K from the gradients of samples, by one more pass",
+     CLI_FLAG, .field = offsetof(request, how.ekfac)},
     {"empirical", NULL, "K from the labels of the data (from labels that the network draws)",
      CLI_FLAG, .field = offsetof(request, how.empirical)},
     {"out", "FILE", "write all scores to FILE (.csv), the largest first", CLI_TEXT,
@@ -106,7 +107,8 @@ const cli_command cli_influence = {
         "over layers of <D, (K + lambda I)^-1 D_j> (Koh & Liang 2017): D and D_j are gradients of\n"
         "the test loss and of the loss of sample j, K = G (x) A is the K-FAC curvature, from one\n"
         "pass over the training samples. A positive score: the sample lowers the test loss.\n"
-        "--self ranks samples by <D_j, (K + lambda I)^-1 D_j>; mislabelled samples have large scores.\n"
+        "--self ranks samples by <D_j, (K + lambda I)^-1 D_j>; mislabelled samples have large "
+        "scores.\n"
         "All passes are in evaluation mode, without augmentation. docs/curvature.md has more.\n",
     .options = own,
     .n_options = (int)(sizeof own / sizeof own[0]),

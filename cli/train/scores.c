@@ -1,8 +1,8 @@
 /* scores.c: influence of training samples; scores.h has the formula.
  *
- * Three passes in evaluation mode, each over batches: the training samples give K; the test samples give D; the training samples
- * give inputs and output gradients, from which the library computes scores without the gradients D_j. Rows of left and right as
- * in ng_samples. */
+ * Passes in evaluation mode, each over batches: the test samples give D; the training samples give K, and with `ekfac` in a second
+ * pass its eigenvalues; the training samples give inputs and output gradients, from which the library computes scores without the
+ * gradients D_j. Rows of left and right as in ng_samples. */
 #include "scores.h"
 #include "precond.h"
 
@@ -29,6 +29,7 @@ typedef struct scorer {
   nn *net;
   scored_layer *layer; /* [nn_count_layers] */
   double *left, *right;
+  bool corrects; /* samples correct the curvature, else they get scores */
   double *score; /* of the batch */
 } scorer;
 
@@ -79,10 +80,8 @@ static int observe_batch(scorer *k, int32_t samples, void *arg) {
                       : rc;
 }
 
-/* Make the curvature of a layer, and choose its damping. */
 static int create_curvature(const scorer *k, const precond *p, int i) {
   scored_layer *v = &k->layer[i];
-  double trace = 0.0;
   ng_factors F = {.struct_size = sizeof F,
                   .left = cli_alloc((size_t)(v->rows * v->rows), sizeof(double)),
                   .right = cli_alloc((size_t)(v->cols * v->cols), sizeof(double))};
@@ -91,7 +90,11 @@ static int create_curvature(const scorer *k, const precond *p, int i) {
     rc = cli_fail("influence: layer '%s': %s", v->l->name, ng_last_error(k->ctx));
   free(F.left);
   free(F.right);
-  if (rc != CLI_OK) return rc;
+  return rc;
+}
+
+static int choose_damping(const scorer *k, scored_layer *v) {
+  double trace = 0.0;
   v->inverse = (ng_damped_power){sizeof v->inverse, 0.0, 1.0, NULL};
   if (ng_curvature_measure(v->c, &v->inverse, &trace, NULL) != NG_OK)
     return cli_fail("influence: layer '%s': %s", v->l->name, ng_last_error(k->ctx));
@@ -190,7 +193,7 @@ static void write_input(const nn_layer *l, const float *x, int64_t s, double *to
   if (l->has_bias) *to = 1.0;
 }
 
-/* Add the scores of samples [first, first + n) of the batch; g: output gradient of the mean loss over `samples`. */
+/* Add the scores, or squared gradients, of samples [first, first + n) of the batch; g: output gradient of the mean loss over `samples`. */
 static int add_scores(const scorer *k, const scored_layer *v, const float *g, int64_t first,
                       int64_t n, int64_t samples) {
   const nn_layer *l = v->l;
@@ -203,7 +206,8 @@ static int add_scores(const scorer *k, const scored_layer *v, const float *g, in
   }
   const ng_samples x = {sizeof x, 1, v->rows, v->eye, v->D},
                    y = {sizeof y, n, l->positions, k->left, k->right};
-  const ng_status st = k->how->self
+  const ng_status st = k->corrects ? ng_curvature_correct(v->c, &y)
+                       : k->how->self
                            ? ng_curvature_scores(v->c, &v->inverse, &y, NULL, k->score + first)
                            : ng_curvature_scores(v->c, &v->inverse, &x, &y, k->score + first);
   return st == NG_OK ? CLI_OK
@@ -226,6 +230,20 @@ static int score_layer(void *user, int layer, const float *x, int64_t samples, i
   const int64_t step = chunk_of(v);
   for (int64_t at = 0; at < samples && rc == CLI_OK && grad; at += step)
     rc = add_scores(k, v, x, at, samples - at < step ? samples - at : step, samples);
+  return rc;
+}
+
+static int correct_batch(scorer *k, int32_t samples, void *arg) {
+  int64_t *batches = arg; /* the same drawn labels as in the pass for K */
+  const nn_watch watch = {k, score_layer};
+  return run_batch(k, samples, (*batches)++, !k->how->empirical, false, &watch);
+}
+
+static int correct_curvature(scorer *k) {
+  int64_t batches = 0;
+  k->corrects = true;
+  const int rc = for_batches(k, &k->f->d->train, 0, k->f->d->train.n, correct_batch, &batches);
+  k->corrects = false;
   return rc;
 }
 
@@ -297,6 +315,9 @@ int scores_compute(ng_context *ctx, const scores_how *how, const settings *s, bo
   nn_freeze_norms(net, true);
   int rc = how->self ? CLI_OK : compute_test_gradient(&k);
   if (rc == CLI_OK) rc = fit_curvature(&k, s, pool);
+  if (rc == CLI_OK && how->ekfac) rc = correct_curvature(&k);
+  for (int i = 0; i < nn_count_layers(net) && rc == CLI_OK; i++)
+    rc = choose_damping(&k, &k.layer[i]);
   if (rc == CLI_OK) rc = for_batches(&k, &f->d->train, 0, f->d->train.n, score_batch, &list);
   nn_freeze_norms(net, false);
   free_layers(&k);

@@ -14,6 +14,7 @@
 typedef struct scores_how {
   int64_t test; /* test sample; -1: the mean loss of all test samples */
   bool self;    /* D = D_j, so a score is the influence of a sample on its own loss */
+  bool ekfac;   /* eigenvalues of K from second moments of the gradients of samples */
   bool
       empirical; /* K from the labels of the data, not from labels drawn from the network's output */
   double

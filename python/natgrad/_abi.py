@@ -143,6 +143,7 @@ ng_status ng_curvature_diagonal(ng_curvature *c, const ng_damped_power *m, doubl
 ng_status ng_curvature_measure(ng_curvature *c, const ng_damped_power *m, double *trace, double *logdet);
 ng_status ng_curvature_scores(ng_curvature *c, const ng_damped_power *m, const ng_samples *x, const ng_samples *y,
                               double *out);
+ng_status ng_curvature_correct(ng_curvature *c, const ng_samples *x);
 void ng_curvature_destroy(ng_curvature **curvature);
 """
 

@@ -303,6 +303,22 @@ class Curvature:
         struct.samples, struct.positions, struct.left, struct.right = *got[0][:2], *(x.data_ptr() for x in owned)
         return struct, owned
 
+    def correct(self, samples):
+        """Replace the eigenvalues of K by the second moments of the gradients of samples in the eigenbases (EKFAC, George et al. 2018).
+        Call it for every batch of a pass over the data; the mean is over the samples of all calls.  Then split is 'joint'.
+
+            for images, labels in loader:
+                with curvature.record(model) as samples:
+                    loss_function(model(images), labels, reduction="sum").backward()
+                curvature.correct(samples)
+
+        Each process corrects its own object, so with torch.distributed every rank needs all samples."""
+        if not isinstance(samples, dict) or samples.keys() != self._handles.keys():
+            raise make_error(_abi.NG_ERR_ARG, "samples: expected the layers of the curvature, as recorded by record()")
+        found = {name: self._samples("samples", name, arrays) for name, arrays in samples.items()}
+        for name, (struct, _) in found.items():
+            self._check(name, self._library.ng_curvature_correct(self._handles[name], c.byref(struct)))
+
     def scores(self, x, y=None, *, damping, power=-1.0, split="joint"):
         """Return <D_i, M D_j>, summed over layers, for the gradients D_i of samples i of x and D_j of samples j of y:
         [samples of x, samples of y].  Without y: <D_i, M D_i>, [samples of x].

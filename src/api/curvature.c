@@ -112,6 +112,9 @@ static ng_status check_call(const ng_curvature *c, const char *call, const ng_da
     return ng_fail(ctx, NG_ERR_ARG, "%s: split = %s: expected joint, full, pi or root", call,
                    ng_shorten(of.split).text);
   }
+  if (to->split != NG_CURVATURE_JOINT && ng_curvature_is_corrected(c))
+    return ng_fail(ctx, NG_ERR_ARG, "%s: split = %s: a corrected curvature has only joint", call,
+                   split[to->split]);
   if (ng_curvature_is_defined(c, to)) return NG_OK;
   return ng_fail(ctx, NG_ERR_ARG,
                  "%s: damping = %g: the curvature is singular, a power below 0 needs more damping",
@@ -156,23 +159,22 @@ ng_status ng_curvature_measure(ng_curvature *c, const ng_damped_power *m, double
   return NG_OK;
 }
 
-static ng_status check_samples(const ng_curvature *c, const char *name, const ng_samples *x,
-                               ng_samples *to) {
+static ng_status check_samples(const ng_curvature *c, const char *call, const char *name,
+                               const ng_samples *x, ng_samples *to) {
   ng_context *ctx = ng_curvature_context(c);
   char why[NG_MESSAGE];
   if (ng_struct_read(to, sizeof *to, x, sizeof *to, "ng_samples", why, sizeof why) != NG_OK)
-    return ng_fail(ctx, NG_ERR_ARG, "ng_curvature_scores: %s: %s", name, why);
+    return ng_fail(ctx, NG_ERR_ARG, "%s: %s: %s", call, name, why);
   if (to->samples < 1 || to->positions < 1 || to->left == NULL || to->right == NULL) {
-    return ng_fail(ctx, NG_ERR_ARG,
-                   "ng_curvature_scores: %s has %lld samples, %lld positions%s, expected >= 1",
-                   name, (long long)to->samples, (long long)to->positions,
+    return ng_fail(ctx, NG_ERR_ARG, "%s: %s has %lld samples, %lld positions%s, expected >= 1",
+                   call, name, (long long)to->samples, (long long)to->positions,
                    to->left == NULL || to->right == NULL ? " and an array that is NULL" : "");
   }
   const int64_t all = ng_times(to->samples, to->positions);
   if (ng_are_finite(to->left, NG_F64, ng_times(all, ng_curvature_width(c, true))) &&
       ng_are_finite(to->right, NG_F64, ng_times(all, ng_curvature_width(c, false))))
     return NG_OK;
-  return ng_fail(ctx, NG_ERR_ARG, "ng_curvature_scores: an array of %s is not finite", name);
+  return ng_fail(ctx, NG_ERR_ARG, "%s: an array of %s is not finite", call, name);
 }
 
 ng_status ng_curvature_scores(ng_curvature *c, const ng_damped_power *m, const ng_samples *x,
@@ -185,9 +187,21 @@ ng_status ng_curvature_scores(ng_curvature *c, const ng_damped_power *m, const n
     return ng_fail(ng_curvature_context(c), NG_ERR_ARG, "ng_curvature_scores: %s is NULL",
                    x == NULL ? "x" : "out");
   }
-  st = check_samples(c, "x", x, &of_x);
-  if (st == NG_OK && y != NULL) st = check_samples(c, "y", y, &of_y);
+  static const char call[] = "ng_curvature_scores";
+  st = check_samples(c, call, "x", x, &of_x);
+  if (st == NG_OK && y != NULL) st = check_samples(c, call, "y", y, &of_y);
   if (st == NG_OK) ng_curvature_add_scores(c, &how, &of_x, y != NULL ? &of_y : NULL, out);
+  return st;
+}
+
+ng_status ng_curvature_correct(ng_curvature *c, const ng_samples *x) {
+  ng_samples of;
+  if (c == NULL) return NG_ERR_ARG;
+  ng_context *ctx = ng_curvature_context(c);
+  if (ng_enter(ctx) != NG_OK) return NG_ERR_STATE;
+  if (x == NULL) return ng_fail(ctx, NG_ERR_ARG, "ng_curvature_correct: x is NULL");
+  const ng_status st = check_samples(c, "ng_curvature_correct", "x", x, &of);
+  if (st == NG_OK) ng_curvature_add_squares(c, &of);
   return st;
 }
 

@@ -2,6 +2,9 @@
  *
  *     M = Q_L Q_R f(i, j) Q_R' Q_L',   f(i, j) = (damped eigenvalue of the vectors i of L and j of R)^power
  *
+ * The eigenvalue is l_i r_j, or after ng_curvature_add_squares the mean of squared gradients v_ij (EKFAC, George et al. 2018,
+ * arXiv 1806.03884).
+ *
  * In: factors in double. Out: products with M, its diagonal, trace and logarithm of the determinant. fill_spectrum is the only
  * function that computes f. All work is on the host, in double. */
 #include "twosided/twosided.h"
@@ -19,6 +22,8 @@ struct ng_curvature {
   ng_context *ctx;
   int64_t groups, rows, cols;
   eigen_side left, right;
+  double *V;                /* [groups, rows, cols]: sums of squares of `corrected` samples */
+  int64_t corrected;        /* 0: eigenvalues are products */
   double *spectrum, *X, *Y; /* scratch [rows, cols] each */
   double *squares;          /* scratch [n, n], n = max(rows, cols) */
   size_t bytes;             /* of the allocation */
@@ -67,7 +72,9 @@ static bool fill_spectrum(const ng_curvature *c, int64_t group, const ng_curvatu
   split_damping(c, group, m->damping, m->split, &left, &right, &both);
   for (int64_t i = 0; i < c->rows; i++) {
     for (int64_t j = 0; j < c->cols; j++) {
-      const double e = (l[i] + left) * (r[j] + right) + both;
+      const double product = (l[i] + left) * (r[j] + right);
+      const double v = c->V[(group * c->rows + i) * c->cols + j];
+      const double e = (c->corrected > 0 ? v / (double)c->corrected : product) + both;
       c->spectrum[i * c->cols + j] = m->power == 1.0    ? e
                                      : m->power == -1.0 ? 1.0 / e
                                                         : pow(e, m->power);
@@ -181,6 +188,28 @@ static void add_products(const ng_curvature *c, int64_t group, const ng_samples 
   }
 }
 
+/* X <- D of sample i of x. */
+static void form_gradient(const ng_curvature *c, int64_t group, const ng_samples *x, int64_t i) {
+  const int64_t n = c->rows, m = c->cols, at = i * x->positions * c->groups + group;
+  host(c)->gemm(c->ctx->queue, NG_F64, true, false, n, m, x->positions, 1.0, x->left + at * n,
+                c->groups * n, x->right + at * m, c->groups * m, 0.0, c->X, m);
+}
+
+void ng_curvature_add_squares(ng_curvature *c, const ng_samples *x) {
+  const int64_t n = c->rows * c->cols;
+  for (int64_t g = 0; g < c->groups; g++) {
+    for (int64_t i = 0; i < x->samples; i++) {
+      form_gradient(c, g, x, i);
+      rotate(c, g, false);
+      for (int64_t k = 0; k < n; k++)
+        c->V[g * n + k] += c->X[k] * c->X[k];
+    }
+  }
+  c->corrected += x->samples;
+}
+
+bool ng_curvature_is_corrected(const ng_curvature *c) { return c->corrected > 0; }
+
 /* With y = NULL, in the eigenbases: <D, M D> = sum_ij f(i, j) (Q_L D Q_R')_ij^2. */
 void ng_curvature_add_scores(const ng_curvature *c, const ng_curvature_power *how,
                              const ng_samples *x, const ng_samples *y, double *out) {
@@ -188,9 +217,7 @@ void ng_curvature_add_scores(const ng_curvature *c, const ng_curvature_power *ho
   for (int64_t g = 0; g < c->groups; g++) {
     (void)fill_spectrum(c, g, how);
     for (int64_t i = 0; i < x->samples; i++) {
-      const int64_t at = i * x->positions * c->groups + g;
-      host(c)->gemm(c->ctx->queue, NG_F64, true, false, n, m, x->positions, 1.0, x->left + at * n,
-                    c->groups * n, x->right + at * m, c->groups * m, 0.0, c->X, m);
+      form_gradient(c, g, x, i);
       if (y != NULL) {
         multiply_X(c, g);
         add_products(c, g, y, out + i * y->samples);
@@ -229,8 +256,9 @@ ng_status ng_curvature_make(ng_context *ctx, const ng_factors *f, ng_curvature *
   const int64_t n = f->rows, m = f->cols, most = ng_max64(n, m), real = (int64_t)sizeof(double);
   const int64_t left = f->left_diagonal ? 0 : ng_times(n, n),
                 right = f->right_diagonal ? 0 : ng_times(m, m);
-  const int64_t all = ng_plus(ng_times(f->groups, ng_plus(ng_plus(left, right), n + m)),
-                              ng_plus(ng_times(3, ng_times(n, m)), ng_max64(left, right)));
+  const int64_t all =
+      ng_plus(ng_times(f->groups, ng_plus(ng_plus(left, right), ng_plus(n + m, ng_times(n, m)))),
+              ng_plus(ng_times(3, ng_times(n, m)), ng_max64(left, right)));
   const ng_linalg_ops *h = ctx->queue->backend->host;
   if (!ng_blas_accepts_order(most)) {
     return ng_fail(ctx, NG_ERR_ABSENT, "ng_curvature_create: a factor of order %lld is too large",
@@ -250,7 +278,9 @@ ng_status ng_curvature_make(ng_context *ctx, const ng_factors *f, ng_curvature *
     c->left = (eigen_side){n, f->left_diagonal != 0, at, at + f->groups * (n + m)};
     c->right =
         (eigen_side){m, f->right_diagonal != 0, at + f->groups * n, c->left.Q + f->groups * left};
-    c->spectrum = c->right.Q + f->groups * right;
+    c->V = c->right.Q + f->groups * right;
+    c->spectrum = c->V + f->groups * n * m;
+    memset(c->V, 0, (size_t)(f->groups * n * m) * sizeof *c->V);
     c->X = c->spectrum + n * m;
     c->Y = c->X + n * m;
     c->squares = c->Y + n * m;

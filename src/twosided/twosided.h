@@ -109,6 +109,9 @@ void ng_curvature_write_diagonal(const ng_curvature *c, const ng_curvature_power
 /* out[i, j] += <D_i, M D_j> for samples i of x and j of y; y NULL: out[i] += <D_i, M D_i>. */
 void ng_curvature_add_scores(const ng_curvature *c, const ng_curvature_power *how,
                              const ng_samples *x, const ng_samples *y, double *out);
+/* EKFAC: replace eigenvalues by means of squared gradients, over the samples of all calls. */
+void ng_curvature_add_squares(ng_curvature *c, const ng_samples *x);
+bool ng_curvature_is_corrected(const ng_curvature *c);
 void ng_curvature_sum(const ng_curvature *c, const ng_curvature_power *m, double *trace,
                       double *logdet);
 

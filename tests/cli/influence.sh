@@ -18,6 +18,8 @@ diff <(awk '$1 ~ /^[0-9]+$/ { print $2 "," $3 }' table.txt) <({ sed -n 2,4p all.
 "$natgrad" influence run --out again.csv >/dev/null && cmp -s all.csv again.csv || fail "not the same again"
 influence 0 'influence on test sample 359: 1437 training samples *' run --test 359 --damping 0.001 --top 1
 influence 0 "self-influence: 1437 training samples *largest*" run --self --empirical
+influence 0 'influence on test sample 359: 1437 training samples *' run --test 359 --ekfac --out ekfac.csv
+"$natgrad" influence run --test 359 --out kfac.csv >/dev/null && ! cmp -s ekfac.csv kfac.csv || fail "--ekfac has no effect"
 diff -r run copy || fail "the run was changed"
 
 "$natgrad" train --data synthetic:classes=3,image=8x8x3,train=64,test=32 --model resnet20 --method sgd --batch 16 --steps 4 --augment none \

@@ -221,6 +221,7 @@ class CurvatureOfLayers(Case):
                 ("damping = -1: must be >= 0", lambda: k.logdet(-1)),
                 ("layer 'fc': ng_curvature_diagonal: damping = 0: the curvature is singular", lambda: k.diagonal(0)),
                 ("layer 'fc': not a Linear", lambda: k.record(nn.Sequential()).__enter__()),
+                ("expected the layers of the curvature", lambda: k.correct({})),
                 ("the arrays of x are [1, 1, 1, 3] and [1, 1, 1, 2], expected [samples, positions, 1, 2]",
                  lambda: k.scores({"fc": (torch.zeros(1, 1, 1, 3), torch.zeros(1, 1, 1, 2))}, damping=1)),
                 ("expected the same layers in both", lambda: k.scores({"fc": 1}, {}, damping=1)),

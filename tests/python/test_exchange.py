@@ -60,6 +60,28 @@ class Exchange(Case):
                 self.near(found[name][0], want[name][0])
                 self.near(found[name][1], want[name][1])
 
+    def test_corrected_curvature_gives_directions_of_kronfluence(self):
+        for case_name in recording.recording_names("matrix-ekfac-image", "matrix-ekfac-sequence"):
+            case, arrays = recording.read_recording(case_name)
+            layers, counts = {name: case["layers"][name] for name in case["order"]}, case["counts"]
+            curvature = natgrad.Curvature({name: tuple(arrays[f"{name}.{k}"].double() / counts[name][k] for k in "GA")
+                                           for name in layers})
+            for t in range(case["steps"]):
+                samples = {}
+                for name, d in layers.items():
+                    a, g = rows_of(d, arrays[f"s{t}.{name}.a"], arrays[f"s{t}.{name}.g"])
+                    samples[name] = g[:, :, None], a[:, :, None]
+                curvature.correct(samples)
+            self.near(torch.tensor(curvature.trace()),
+                      sum(arrays[f"{name}.lambda"].double().sum() / counts[name]["lambda"] for name in layers))
+            for name, d in layers.items():
+                damping = float(d["options"].split("damping=")[1])
+                grad = torch.cat([arrays[f"s0.{name}.weight.grad"].flatten(1)] + (
+                    [arrays[f"s0.{name}.bias.grad"][:, None]] if d["bias"] else []), 1)
+                want = torch.cat([arrays[f"s0.{name}.weight.out"].flatten(1)] + (
+                    [arrays[f"s0.{name}.bias.out"][:, None]] if d["bias"] else []), 1)
+                self.near(curvature.apply({name: grad}, damping)[name], want, 1e-4)
+
     def test_files_for_kronfluence_have_sums_and_counts(self):
         model, batches = net_with_dropout(), batches_of((7, 4))
         curvature = natgrad.Curvature.accumulate(model, batches, sum_of_losses)
