@@ -1,7 +1,8 @@
 """Factors in the files of kronfluence and the lists of laplace-torch.
 
 Units of natgrad, for N samples with S positions each: A = (1/N) sum a a', G = (1/(N S)) sum g g', of the sum loss; sums over
-samples and positions.  kronfluence stores both sums and the counts N S; it divides by the counts.  laplace-torch has the
+samples and positions.  kronfluence stores both sums and the counts N S; it divides by the counts.  Its Lambda is the sum over
+samples of the squared gradient in the eigenbases, N v of Curvature.correct.  laplace-torch has the
 product of the sum loss, N (G (x) A); its lists have weight and bias apart.
 """
 import json
@@ -16,6 +17,8 @@ from ._core import make_error, short_repr
 
 COVARIANCES = ("activation_covariance", "gradient_covariance")
 COUNTS = ("num_activation_covariance_processed", "num_gradient_covariance_processed")
+BASES = ("activation_eigenvectors", "activation_eigenvalues", "gradient_eigenvectors", "gradient_eigenvalues")
+LAMBDA, LAMBDA_COUNT = "lambda_matrix", "num_lambda_processed"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 
 
@@ -88,38 +91,62 @@ def _check_one_pair(name, pair, program):
 # ---- kronfluence ---------------------------------------------------------------------------------
 
 
-def save_kronfluence(factors, folder, samples, positions):
+def _path(folder, file):
+    return os.path.join(folder, file + ".safetensors")
+
+
+def save_kronfluence(curvature, folder, samples, positions):
     _count_samples(samples)
-    positions = _positions_of(positions, factors)
-    files = {name: {} for name in COVARIANCES + COUNTS}
-    for name, (left, right) in factors.items():
+    positions = _positions_of(positions, curvature.factors)
+    if not curvature.is_corrected and os.path.exists(_path(folder, LAMBDA)):
+        raise make_error(_abi.NG_ERR_STATE, f"{_path(folder, LAMBDA)} belongs to other factors: expected a folder without it")
+    files = {name: {} for name in COVARIANCES + COUNTS + (BASES + (LAMBDA, LAMBDA_COUNT) if curvature.is_corrected else ())}
+    for name, (left, right) in curvature.factors.items():
         _check_one_pair(name, (left, right), "kronfluence")
         count = samples * positions[name]
-        files[COVARIANCES[0]][name] = (right * samples).float()
-        files[COVARIANCES[1]][name] = (left * count).float()
-        for key in COUNTS:
-            files[key][name] = torch.tensor([count])
+        values = [right * samples, left * count, torch.tensor([count]), torch.tensor([count])]
+        if curvature.is_corrected:
+            (d_left, Q_left), (d_right, Q_right) = torch.linalg.eigh(left), torch.linalg.eigh(right)
+            ones = Q_left.sum(1)[:, None] * Q_right.sum(1)  # a 1 for each pair of eigenvectors; K multiplies it by v
+            v = Q_left.T @ curvature.apply({name: ones}, damping=0, power=1)[name] @ Q_right
+            values += [Q_right, d_right / positions[name], Q_left, d_left, v * samples, torch.tensor([samples])]
+        for file, value in zip(files, values):
+            files[file][name] = value.float() if value.is_floating_point() else value
     os.makedirs(folder, exist_ok=True)
     for file, tensors in files.items():
-        write_safetensors(os.path.join(folder, file + ".safetensors"), tensors)
+        write_safetensors(_path(folder, file), tensors)
+
+
+def _read_files(folder, names):
+    """Return {file: {layer: tensor}}."""
+    files = {file: read_safetensors(_path(folder, file)) for file in names}
+    for file, tensors in files.items():
+        if tensors.keys() != files[names[0]].keys():
+            raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: its layers differ from {_path(folder, names[0])}")
+        for name, count in tensors.items():
+            if file.startswith("num_") and (count.numel() != 1 or not count.item() >= 1):
+                raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: '{name}' is {short_repr(count.tolist())}, expected [count]")
+    return files
 
 
 def load_kronfluence(folder, positions):
-    paths = {file: os.path.join(folder, file + ".safetensors") for file in COVARIANCES + COUNTS}
-    files = {file: read_safetensors(path) for file, path in paths.items()}
-    first = files[COVARIANCES[0]]
-    for file, tensors in files.items():
-        if tensors.keys() != first.keys():
-            raise make_error(_abi.NG_ERR_FILE, f"{paths[file]}: its layers differ from {paths[COVARIANCES[0]]}")
-    positions, found = _positions_of(positions, first), {}
-    for name in first:
-        counts = [files[file][name] for file in COUNTS]
-        for file, count in zip(COUNTS, counts):
-            if count.numel() != 1 or not count.item() >= 1:
-                raise make_error(_abi.NG_ERR_FILE, f"{paths[file]}: '{name}' is {short_repr(count.tolist())}, expected [count]")
-        A, G = (files[file][name].double() / count.item() for file, count in zip(COVARIANCES, counts))
+    """Return the factors and, if the folder has Lambda, samples for Curvature.correct, else None."""
+    has_lambda = os.path.exists(_path(folder, LAMBDA))
+    files = _read_files(folder, COVARIANCES + COUNTS + ((BASES[0], BASES[2], LAMBDA, LAMBDA_COUNT) if has_lambda else ()))
+    layers = files[COVARIANCES[0]]
+    positions, found, samples = _positions_of(positions, layers), {}, {}
+    for name in layers:
+        A, G = (files[file][name].double() / files[count][name].item() for file, count in zip(COVARIANCES, COUNTS))
         found[name] = (G + G.mT) / 2, positions[name] * (A + A.mT) / 2  # kronfluence symmetrises, too
-    return found
+        if has_lambda:
+            Q_right, Q_left, v = (files[file][name].double() for file in (BASES[0], BASES[2], LAMBDA))
+            if Q_left.shape != G.shape or Q_right.shape != A.shape or v.shape != (len(G), len(A)):
+                raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, LAMBDA)}: '{name}' is {list(v.shape)}, and its eigenvectors are "
+                                 f"{list(Q_left.shape)} and {list(Q_right.shape)}, expected [{len(G)}, {len(A)}] and squares")
+            v = (v / files[LAMBDA_COUNT][name].item()).clamp(min=0)
+            # One sample whose squared gradient in the eigenbases is v: Q_left sqrt(v) Q_right'.
+            samples[name] = Q_left.T[None, :, None], (v.sqrt() @ Q_right.T)[None, :, None]
+    return found, samples if has_lambda else None
 
 
 # ---- laplace-torch -------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class Curvature:
 
     def __init__(self, factors, threads=0):
         self._library, self._ctx, self._handles, self.factors = load_library(), c.c_void_p(), {}, {}
+        self.is_corrected = False  # correct() was called
         config, why = _core.new_struct(_abi.ng_context_config), c.create_string_buffer(1024)
         config.threads = threads
         status = self._library.ng_context_create(_abi.VERSION, c.byref(config), why, len(why), c.byref(self._ctx))
@@ -232,18 +233,22 @@ class Curvature:
         return self._measure(damping, power, split)[1]
 
     def save_kronfluence(self, folder, samples, positions=1):
-        """Write the factors into the four covariance files of kronfluence, which may then compute eigenvectors and Lambda.
+        """Write the factors into the four covariance files of kronfluence; after correct(), also eigenvectors, eigenvalues and Lambda.
 
         folder     .../factors_NAME of kronfluence
         samples    the number N of samples of the factors
         positions  the number of positions of each sample, such as output pixels: a number, or {layer: number}, else 1"""
-        _exchange.save_kronfluence(self.factors, folder, samples, positions)
+        _exchange.save_kronfluence(self, folder, samples, positions)
 
     @classmethod
     def load_kronfluence(cls, folder, positions=1, threads=0):
-        """Return the curvature of covariance files of kronfluence.  With the right `positions`, as in save_kronfluence, its
-        unit is natgrad's; with 1, G and A are means over positions, as in kronfluence."""
-        return cls(_exchange.load_kronfluence(folder, positions), threads)
+        """Return the curvature of files of kronfluence, corrected if the folder has Lambda.  With the right `positions`, as in
+        save_kronfluence, its unit is natgrad's; with 1, G and A are means over positions, as in kronfluence."""
+        factors, samples = _exchange.load_kronfluence(folder, positions)
+        found = cls(factors, threads)
+        if samples is not None:
+            found.correct(samples)
+        return found
 
     def to_laplace(self, model, samples):
         """Return the list `kfacs` of laplace.utils.Kron: [N G, A] of each weight, [N G A_bb] of each bias, in the order of
@@ -318,6 +323,7 @@ class Curvature:
         found = {name: self._samples("samples", name, arrays) for name, arrays in samples.items()}
         for name, (struct, _) in found.items():
             self._check(name, self._library.ng_curvature_correct(self._handles[name], c.byref(struct)))
+        self.is_corrected = True
 
     def scores(self, x, y=None, *, damping, power=-1.0, split="joint"):
         """Return <D_i, M D_j>, summed over layers, for the gradients D_i of samples i of x and D_j of samples j of y:

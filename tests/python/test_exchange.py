@@ -81,6 +81,35 @@ class Exchange(Case):
                 want = torch.cat([arrays[f"s0.{name}.weight.out"].flatten(1)] + (
                     [arrays[f"s0.{name}.bias.out"][:, None]] if d["bias"] else []), 1)
                 self.near(curvature.apply({name: grad}, damping)[name], want, 1e-4)
+            self.check_files_with_lambda(case, arrays, curvature)
+
+    def check_files_with_lambda(self, case, arrays, curvature):
+        """Files with the recorded eigenvectors and Lambda give the directions of `curvature`; so do the files that it writes."""
+        counts, names = case["counts"], case["order"]
+        folders = [os.path.join(self.folder, case["order"][-1] + end) for end in ("theirs", "ours")]
+        os.mkdir(folders[0])
+        for file, key, count in zip(
+                _exchange.COVARIANCES + _exchange.COUNTS + _exchange.BASES + (_exchange.LAMBDA, _exchange.LAMBDA_COUNT),
+                ("A", "G", None, None, "QA", "dA", "QG", "dG", "lambda", None), (0, 0, "A", "G", 0, 0, 0, 0, 0, "lambda")):
+            _exchange.write_safetensors(os.path.join(folders[0], file + ".safetensors"), {
+                name: torch.tensor([counts[name][count]]) if count else arrays[f"{name}.{key}"] for name in names})
+        curvature.save_kronfluence(folders[1], case["steps"] * case["batch"])
+        self.assertEqual(*(sorted(os.listdir(folder)) for folder in folders))
+        D = {name: torch.ones_like(arrays[f"{name}.lambda"], dtype=torch.float64) for name in names}
+        want = curvature.apply(D, 0.01)
+        for folder in folders:
+            found = natgrad.Curvature.load_kronfluence(folder)
+            self.assertTrue(found.is_corrected)
+            for name, x in found.apply(D, 0.01).items():
+                self.near(x, want[name], 1e-4)  # eigenvectors in f32
+        V = _exchange.read_safetensors(os.path.join(folders[1], _exchange.LAMBDA + ".safetensors"))
+        for name in names:
+            self.near(V[name] / (case["steps"] * case["batch"]), arrays[f"{name}.lambda"] / counts[name]["lambda"], 1e-4)
+        with self.assert_refused("lambda_matrix.safetensors belongs to other factors"):
+            natgrad.Curvature(curvature.factors).save_kronfluence(folders[1], 1)
+        _exchange.write_safetensors(os.path.join(folders[1], "lambda_matrix.safetensors"), {name: torch.ones(2, 2) for name in names})
+        with self.assert_refused(rf"lambda_matrix.safetensors: '{names[0]}' is \[2, 2\], and its eigenvectors are"):
+            natgrad.Curvature.load_kronfluence(folders[1])
 
     def test_files_for_kronfluence_have_sums_and_counts(self):
         model, batches = net_with_dropout(), batches_of((7, 4))
