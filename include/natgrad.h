@@ -996,7 +996,7 @@ NG_API NG_CHECKED ng_status ng_curvature_scores(ng_curvature *c, const ng_damped
  * the eigenbases.  Several calls give the mean over the samples of all calls.  Then only split =
  * "joint" is accepted.
  * Math:    v_ij = (1/N) sum_n (u_i' D_n w_j)^2, u_i and w_j the eigenvectors of L and R (George et al.
- *          2018, arXiv 1806.03884).  Time: 2 rows cols (positions + rows + cols) for each sample.
+ *          2018, arXiv 1806.03884).  Time: at most 2 rows cols (positions + rows + cols) each.
  * Units:   gradients of the loss of one sample, not divided by the number of samples.
  * Errors:  as ng_curvature_scores; *c is unchanged. */
 NG_API NG_CHECKED ng_status ng_curvature_correct(ng_curvature *c, const ng_samples *x);

@@ -176,19 +176,20 @@ static int compute_test_gradient(scorer *k) {
 
 /* The input of output position s of a sample: features, or a patch (channel, kernel row, kernel column); 1 for the bias. */
 static void write_input(const nn_layer *l, const float *x, int64_t s, double *to) {
-  if (!l->is_conv) {
+  if (l->is_conv) {
+    const int64_t width = l->positions / l->out_height, top = s / width * l->stride - l->padding,
+                  left = s % width * l->stride - l->padding;
+    for (int64_t c = 0; c < l->in; c++) {
+      for (int64_t row = top; row < top + l->kernel; row++) {
+        for (int64_t column = left; column < left + l->kernel; column++) {
+          const bool inside = row >= 0 && row < l->height && column >= 0 && column < l->width;
+          *to++ = inside ? (double)x[(row * l->width + column) * l->in + c] : 0.0;
+        }
+      }
+    }
+  } else {
     for (int64_t c = 0; c < l->in; c++)
       *to++ = (double)x[s * l->in + c];
-  } else {
-    const int64_t width = l->positions / l->out_height;
-    const int64_t top = s / width * l->stride - l->padding,
-                  left = s % width * l->stride - l->padding;
-    for (int64_t i = 0; i < l->in * l->kernel * l->kernel; i++) {
-      const int64_t c = i / (l->kernel * l->kernel), row = top + i / l->kernel % l->kernel,
-                    column = left + i % l->kernel;
-      const bool inside = row >= 0 && row < l->height && column >= 0 && column < l->width;
-      *to++ = inside ? (double)x[(row * l->width + column) * l->in + c] : 0.0;
-    }
   }
   if (l->has_bias) *to = 1.0;
 }

@@ -25,7 +25,7 @@ struct ng_curvature {
   double *V;                /* [groups, rows, cols]: sums of squares of `corrected` samples */
   int64_t corrected;        /* 0: eigenvalues are products */
   double *spectrum, *X, *Y; /* scratch [rows, cols] each */
-  double *squares;          /* scratch [n, n], n = max(rows, cols) */
+  double *squares;          /* scratch [n, n], n = max(rows, cols), unless both are diagonal */
   size_t bytes;             /* of the allocation */
 };
 
@@ -195,12 +195,28 @@ static void form_gradient(const ng_curvature *c, int64_t group, const ng_samples
                 c->groups * n, x->right + at * m, c->groups * m, 0.0, c->X, m);
 }
 
+/* X <- Q_L D Q_R' of sample i of x. With few positions, rotating their rows is cheaper than rotating D: S (n^2 + m^2) instead of
+ * n m (n + m). */
+static void form_rotated(const ng_curvature *c, int64_t group, const ng_samples *x, int64_t i) {
+  ng_queue *q = c->ctx->queue;
+  const int64_t n = c->rows, m = c->cols, S = x->positions, at = i * S * c->groups + group;
+  if (S > ng_min64(n, m) || c->left.is_diagonal || c->right.is_diagonal) {
+    form_gradient(c, group, x, i);
+    rotate(c, group, false);
+    return;
+  }
+  host(c)->gemm(q, NG_F64, false, true, S, n, n, 1.0, x->left + at * n, c->groups * n,
+                c->left.Q + group * n * n, n, 0.0, c->Y, n);
+  host(c)->gemm(q, NG_F64, false, true, S, m, m, 1.0, x->right + at * m, c->groups * m,
+                c->right.Q + group * m * m, m, 0.0, c->squares, m);
+  host(c)->gemm(q, NG_F64, true, false, n, m, S, 1.0, c->Y, n, c->squares, m, 0.0, c->X, m);
+}
+
 void ng_curvature_add_squares(ng_curvature *c, const ng_samples *x) {
   const int64_t n = c->rows * c->cols;
   for (int64_t g = 0; g < c->groups; g++) {
     for (int64_t i = 0; i < x->samples; i++) {
-      form_gradient(c, g, x, i);
-      rotate(c, g, false);
+      form_rotated(c, g, x, i);
       for (int64_t k = 0; k < n; k++)
         c->V[g * n + k] += c->X[k] * c->X[k];
     }
@@ -217,13 +233,13 @@ void ng_curvature_add_scores(const ng_curvature *c, const ng_curvature_power *ho
   for (int64_t g = 0; g < c->groups; g++) {
     (void)fill_spectrum(c, g, how);
     for (int64_t i = 0; i < x->samples; i++) {
-      form_gradient(c, g, x, i);
       if (y != NULL) {
+        form_gradient(c, g, x, i);
         multiply_X(c, g);
         add_products(c, g, y, out + i * y->samples);
         continue;
       }
-      rotate(c, g, false);
+      form_rotated(c, g, x, i);
       for (int64_t k = 0; k < n * m; k++)
         out[i] += c->spectrum[k] * c->X[k] * c->X[k];
     }
