@@ -46,11 +46,11 @@ static void print_tables(const request *w, const subject *p, const ranking *r) {
     printf("influence on the mean loss of %d test samples", p->feed.test->n);
   printf(": %d training samples of %s, step %lld\n", r->count, p->d.name, (long long)p->state.step);
   if (w->how.self) {
-    print_rows(r, "largest: unusual or mislabelled samples", top, 1);
+    print_rows(r, "largest scores: unusual or mislabelled samples", top, 1);
     return;
   }
-  print_rows(r, "positive: the sample lowers the test loss", top, 1);
-  print_rows(r, "negative: the sample raises the test loss", top, -1);
+  print_rows(r, "largest scores; above 0: the sample lowers the test loss", top, 1);
+  print_rows(r, "smallest scores; below 0: the sample raises the test loss", top, -1);
 }
 
 static int run_influence(void *user, const cli_args *args) {

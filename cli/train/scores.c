@@ -93,17 +93,22 @@ static int create_curvature(const scorer *k, const precond *p, int i) {
   return rc;
 }
 
-static int choose_damping(const scorer *k, scored_layer *v) {
+/* Choose the damping of a layer. D <- (K + lambda I)^-1 D, so that scores need the power 0 only; `self` needs -1. */
+static int prepare_scores(const scorer *k, scored_layer *v) {
   double trace = 0.0;
-  v->inverse = (ng_damped_power){sizeof v->inverse, 0.0, 1.0, NULL};
-  if (ng_curvature_measure(v->c, &v->inverse, &trace, NULL) != NG_OK)
-    return cli_fail("influence: layer '%s': %s", v->l->name, ng_last_error(k->ctx));
-  v->inverse.power = -1.0;
-  v->inverse.damping =
-      k->how->damping >= 0.0 ? k->how->damping : 0.1 * trace / (double)(v->rows * v->cols);
-  return v->inverse.damping > 0.0 || trace > 0.0
-             ? CLI_OK
-             : cli_fail("influence: the curvature of layer '%s' is 0: give --damping", v->l->name);
+  ng_damped_power *m = &v->inverse;
+  *m = (ng_damped_power){sizeof *m, 0.0, 1.0, NULL};
+  ng_status st = ng_curvature_measure(v->c, m, &trace, NULL);
+  m->power = -1.0;
+  m->damping = k->how->damping >= 0.0 ? k->how->damping : 0.1 * trace / (double)(v->rows * v->cols);
+  if (st == NG_OK && m->damping == 0.0 && trace == 0.0)
+    return cli_fail("influence: the curvature of layer '%s' is 0: give --damping", v->l->name);
+  if (st == NG_OK && !k->how->self) {
+    st = ng_curvature_apply(v->c, m, v->D, 1, v->D);
+    m->power = 0.0;
+  }
+  return st == NG_OK ? CLI_OK
+                     : cli_fail("influence: layer '%s': %s", v->l->name, ng_last_error(k->ctx));
 }
 
 /* All batches are micro-batches of one step with gradients of zero, so the averages are means over all samples. */
@@ -318,7 +323,7 @@ int scores_compute(ng_context *ctx, const scores_how *how, const settings *s, bo
   if (rc == CLI_OK) rc = fit_curvature(&k, s, pool);
   if (rc == CLI_OK && how->ekfac) rc = correct_curvature(&k);
   for (int i = 0; i < nn_count_layers(net) && rc == CLI_OK; i++)
-    rc = choose_damping(&k, &k.layer[i]);
+    rc = prepare_scores(&k, &k.layer[i]);
   if (rc == CLI_OK) rc = for_batches(&k, &f->d->train, 0, f->d->train.n, score_batch, &list);
   nn_freeze_norms(net, false);
   free_layers(&k);

@@ -235,7 +235,7 @@ void ng_curvature_add_scores(const ng_curvature *c, const ng_curvature_power *ho
     for (int64_t i = 0; i < x->samples; i++) {
       if (y != NULL) {
         form_gradient(c, g, x, i);
-        multiply_X(c, g);
+        if (how->power != 0.0) multiply_X(c, g); /* power 0: M is the identity */
         add_products(c, g, y, out + i * y->samples);
         continue;
       }

@@ -6,7 +6,7 @@ influence() { expect "$1" "$2" "$natgrad" influence "${@:3}"; }
 
 "$natgrad" train --data digits --model mlp --method sgd --lr 0.1 --epochs 10 --out run --quiet || fail "train"
 cp -r run copy
-influence 0 "influence on the mean loss of 360 test samples: 1437 training samples of digits, step 220${nl:=$'\n'}*positive*negative*" \
+influence 0 "influence on the mean loss of 360 test samples: 1437 training samples of digits, step 220${nl:=$'\n'}*largest*smallest*" \
   run --top 3 --out all.csv
 [[ $(head -1 all.csv) == sample,label,score && $(wc -l <all.csv) == 1438 ]] || fail "all.csv: $(head -2 all.csv)"
 [[ $(tail -n +2 all.csv | cut -d, -f1 | sort -n | uniq | wc -l) == 1437 ]] || fail "all.csv does not have every sample once"
