@@ -165,14 +165,13 @@ def to_laplace(factors, model, samples):
     absent = [name for name in factors if name not in [row[0] for row in layers]]
     if absent:
         raise make_error(_abi.NG_ERR_ARG, f"layer '{absent[0]}': not a Linear or Conv2d of this model with a trainable weight")
-    for name, _, bias in layers:
+    for name, module, bias in layers:
         if name not in factors:
             raise make_error(_abi.NG_ERR_ARG, f"layer '{name}' has no factors")
         left, right = factors[name]
         _check_one_pair(name, (left, right), "laplace-torch")
-        found.append([samples * left, right[:-1, :-1].clone() if bias else right.clone()])
-        if bias:
-            found.append([samples * left * right[-1, -1]])
+        blocks = [[samples * left, right[:-1, :-1]], [samples * left * right[-1, -1]]] if bias else [[samples * left, right]]
+        found += [[factor.to(module.weight.dtype, copy=True) for factor in block] for block in blocks]
     return found
 
 

@@ -252,7 +252,7 @@ class Curvature:
 
     def to_laplace(self, model, samples):
         """Return the list `kfacs` of laplace.utils.Kron: [N G, A] of each weight, [N G A_bb] of each bias, in the order of
-        model.named_modules().  laplace-torch has no product of a weight and its bias, so this part of A is lost.
+        model.named_modules() and in the dtype of the weights.  laplace-torch has no product of a weight and its bias, so this part of A is lost.
 
         samples    the number N of samples of the posterior"""
         return _exchange.to_laplace(self.factors, model, samples)
