@@ -4,7 +4,7 @@ import ctypes as c
 import math
 import numbers
 
-from . import _abi, _attention, _core, _layers, _plan, _skip, _state, _tensors
+from . import _abi, _attention, _core, _cuda_libraries, _layers, _plan, _skip, _state, _tensors
 from ._binding import ParameterBinding
 from ._core import make_error, with_core_lock, to_float, short_repr
 from ._hooks import Observer
@@ -120,13 +120,11 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._is_fully_sharded = any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
         device, stream = self._check_tensors_supported(), None
         if device is not None and device.type == "cuda":
-            if self._has_window():
-                raise make_error(_abi.NG_ERR_ABSENT, f"method '{chosen.get('method')}' has a window, which needs a model on the CPU; "
-                                 f"the model is on {device}")
             here = f"cuda:{device.index}"
             if linalg not in (None, here):
                 raise make_error(_abi.NG_ERR_ARG, f"linalg is {linalg!r} and the model is on {device}: expected None or '{here}'")
             linalg, stream = here, _tensors.current_stream(device)
+            _cuda_libraries.load()
         self._core = _core.Precond(chosen, threads, self._make_transport(process_group), linalg,
                                   *self._model_and_stage_transports(), stream=stream)
         lines = [chosen.get("per_layer"), *(layer_options or {}).values()]

@@ -1,6 +1,8 @@
 """Models on CUDA, without a GPU: the library natgrad_cuda with the stand-in (tests/standin_desk.c), and CPU tensors that the front
 takes for tensors on cuda:0."""
 import os
+import shutil
+import tempfile
 import unittest
 from unittest import mock
 
@@ -8,7 +10,7 @@ import torch
 
 import natgrad
 from front import Case, loss_of, make_preconditioner, random_batch, small_conv_net
-from natgrad import _abi, _core, _tensors
+from natgrad import _abi, _core, _cuda_libraries, _tensors
 
 STANDIN = os.path.join(os.environ["NG_TEST_BUILD_DIR"], "libnatgrad_standin.so")
 
@@ -37,7 +39,7 @@ class OnCuda(Case):
         return [p.detach().clone() for p in model.parameters()], made.call_args, descriptors
 
     def test_steps_equal_the_cpu(self):
-        for kind in (natgrad.Eva, natgrad.KFAC):
+        for kind in (natgrad.Eva, natgrad.KFAC, natgrad.MFAC):
             on_device, made, memory = self.weights_after_steps(kind)
             self.assertEqual((made.args[3], made.kwargs["stream"]), ("cuda:0", 1))
             self.assertEqual(set(memory), {_abi.NG_DEVICE})
@@ -56,8 +58,6 @@ class OnCuda(Case):
             with self.assertRaisesRegex(natgrad.Error, text):
                 make_preconditioner(model)
         self.devices = {}
-        with self.assertRaisesRegex(natgrad.Error, "method 'mfac' has a window, which needs a model on the CPU"):
-            natgrad.MFAC(model)
         with self.assertRaisesRegex(natgrad.Error, "linalg is 'ref' and the model is on cuda:0: expected None or 'cuda:0'"):
             make_preconditioner(model, linalg="ref")
 
@@ -65,6 +65,25 @@ class OnCuda(Case):
         with mock.patch.dict(os.environ, NG_CUDA_LIBRARY="/no/such/library.so"):
             with self.assertRaisesRegex(natgrad.Error, "linalg = cuda: the library does not open: /no/such/library.so"):
                 make_preconditioner(small_conv_net())
+
+
+class Libraries(unittest.TestCase):
+    def test_libraries_of_packages_are_loaded(self):
+        """Stand-ins named like the libraries in two layouts of NVIDIA's packages; a file that is no library is passed over."""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [os.path.join(folder, "nvidia", *parts) for parts in (("cublas", "lib", "libcublas.so.12"),
+                                                                        ("cu13", "lib", "libcusolver.so.12"))]
+            for path in paths:
+                os.makedirs(os.path.dirname(path))
+                shutil.copy(STANDIN, path)
+            with open(os.path.join(folder, "nvidia", "cublas", "lib", "libcublasLt.so.12"), "w", encoding="utf-8") as broken:
+                broken.write("no library")
+            with mock.patch.object(_cuda_libraries, "folders", lambda: [os.path.join(folder, "nvidia")]):
+                _cuda_libraries.load()
+            with open("/proc/self/maps", encoding="utf-8") as maps:
+                loaded = maps.read()
+        for path in paths:
+            self.assertIn(path, loaded)
 
 
 if __name__ == "__main__":
