@@ -240,7 +240,7 @@ static void ratios(ng_queue *q, const ng_direction *e, const ng_weight_update *s
 
 /* ---- windows, on the host --------------------------------------------------------------------*/
 
-/* See ON_HOST. After an error the queue has no backend. */
+/* Wait for the device; return a copy of q with the backend of the host (ON_HOST), or after an error with backend NULL. */
 ng_queue ng_device_host_queue(ng_queue *q) {
   ng_queue host = *q;
   ng_device *d = q->device;

@@ -1,4 +1,4 @@
-/* blas.h: products, Cholesky factors, eigenbases and QR on a device, on the stream of a desk.
+/* blas.h: products, Cholesky factors, eigenbases and QR on a device, on the stream of its desk (desk.h).
  *
  * Two implementations: blas_cuda.c by cuBLAS and cuSOLVER, tests/standin_blas.c by loops. Arguments are as in BLAS and LAPACK:
  * column-major; `wide`: all arrays are f64, otherwise f32. Sums of f32 products are in f32 or wider, never in TF32 or bf16. Work

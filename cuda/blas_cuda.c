@@ -1,7 +1,7 @@
 /* blas_cuda.c: the calls of blas.h by cuBLAS and cuSOLVER.
  *
- * dlopen opens both libraries, so a build needs neither. They come with the CUDA toolkit and with PyTorch. A library that the
- * process has loaded, as PyTorch does, is found by its name alone. Source of all functions and constants: the manuals of cuBLAS
+ * dlopen opens both libraries, so a build needs neither. They come with the CUDA toolkit and with PyTorch. A library that the process
+ * has already loaded, for example by PyTorch, is found by its name alone. Source of all functions and constants: the manuals of cuBLAS
  * (API v2) and cuSOLVER (dense). Functions for f32 and f64 have the same arguments, so each field has both. */
 #include "blas.h"
 

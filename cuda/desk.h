@@ -1,4 +1,4 @@
-/* desk.h: the operations of one device: memory, copies, launches, waits.
+/* desk.h: a desk is one open device with a stream: memory, copies, launches, waits.
  *
  * Two implementations: desk_cuda.c by the CUDA driver, tests/standin.c without a device. Copies and launches run in the
  * order of calls, perhaps after the call has returned; dv_wait waits until all are done. A call returns NULL, or an error
@@ -16,7 +16,8 @@ typedef struct dv_desk dv_desk;
 const char *dv_open(int32_t index, void *stream, dv_desk **out);
 void dv_close(dv_desk *d); /* d may be NULL */
 const char *dv_name(const dv_desk *d);
-/* For libraries that work on the device (blas_cuda.c): make it the device of this thread; the stream of all work. */
+/* For libraries that run on the device (blas_cuda.c). dv_use: make the device current in this thread. dv_stream: return the
+ * stream of all work. */
 const char *dv_use(dv_desk *d);
 void *dv_stream(const dv_desk *d);
 
@@ -28,7 +29,8 @@ void dv_free_host(dv_desk *d, void *at);
 const char *dv_register_host(dv_desk *d, void *at, size_t bytes);
 /* Memory whose pages move between device and host: the host may access the memory after dv_wait. dv_free frees it. */
 const char *dv_alloc_managed(dv_desk *d, size_t bytes, void **out);
-/* Return whether the device, or the host after dv_wait, can access memory of the caller; NULL: true. */
+/* dv_can_access: return whether the device can access memory of the caller. dv_is_shared: return whether the host can access it
+ * after dv_wait. NULL: true. */
 bool dv_can_access(dv_desk *d, const void *at);
 bool dv_is_shared(dv_desk *d, const void *at);
 

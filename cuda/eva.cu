@@ -1,5 +1,6 @@
 /* eva.cu: a fused step of Eva (family/rankone.c has the formulas): dv_eva_fold, dv_measure_tiles, dv_eva_clip_and_scale,
- * dv_update_tiles, without a number that the host reads. */
+ * dv_update_tiles. The host
+ * reads no number between these kernels. */
 #include "device_read.h"
 
 /* One block for each mean. A thread reads TOGETHER elements of both arrays before it writes one. */
@@ -32,8 +33,8 @@ NG_GLOBAL dv_eva_fold(const dv_mean *list) {
  * c = s / (alpha beta + lambda), times the clip factor min(1, sqrt(bound / sum of <D, PD>)). If a gradient is not
  * finite, *skipped is 1, and dv_update_tiles changes nothing. inner and c [layers]: scratch. */
 NG_GLOBAL dv_eva_clip_and_scale(const dv_layer *layer, int64_t layers, const double *sums,
-                        dv_direction *list, double lambda, double bound, double *inner, double *c,
-                        int32_t *skipped) {
+                                dv_direction *list, double lambda, double bound, double *inner,
+                                double *c, int32_t *skipped) {
   NG_SHARED double factor;
   const int32_t warp = NG_THREAD / 32, lane = NG_THREAD % 32;
   for (int64_t base = 0; base < layers; base += NG_THREADS / 32) {

@@ -8,7 +8,7 @@ NG_INLINE double dv_sym_number(const char *S, int32_t t, int64_t n, int64_t i, i
   return dv_number(S, t, i > j ? dv_sym_at(n, i, j) : dv_sym_at(n, j, i));
 }
 
-/* Return the largest x of a block; NaN counts as Inf. warps: shared memory for DV_THREADS numbers. */
+/* Return the largest x of the threads of a block; an x that is not finite counts as Inf. all: shared memory for DV_THREADS numbers. */
 NG_INLINE double dv_block_largest(double x, double *all) {
   NG_BARRIER();
   all[NG_THREAD] = x - x == 0.0 ? x : DV_INF;
@@ -196,7 +196,7 @@ NG_GLOBAL dv_solve_store(const dv_solve *s) {
   }
 }
 
-/* Element i of the result of a diagonal matrix, rounded. */
+/* Return element i of the result of a diagonal matrix; an inverse or root is rounded to the dtype of d. */
 NG_INLINE double dv_diagonal_result(const dv_solve *s, int64_t i) {
   const double F = dv_number(s->F, DV_F32, i);
   double x = 1.0 / (F + (s->shift + s->damping));

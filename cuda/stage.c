@@ -14,7 +14,7 @@ void ng_stage_keep_error(ng_device *d, const char *error) {
 static void *take(ng_device *d, char *from, size_t *used, size_t most, int64_t n, size_t size) {
   const size_t bytes = ((size_t)n * size + ALIGN - 1) / ALIGN * ALIGN;
   if (bytes > most - *used) {
-    ng_stage_keep_error(d, most == STAGE ? "too many descriptors in one call"
+    ng_stage_keep_error(d, most == STAGE ? "the descriptors of one call need more than 64 MiB"
                                          : "an entry needs more than 256 MiB of scratch");
     return NULL;
   }

@@ -30,7 +30,8 @@ NG_INLINE int32_t keep_finite(element *x, element old) {
   return w && m && v ? 0 : 1;
 }
 
-/* Update 4 adjacent elements of row r by SGD, in f32 if scale and k y fit f32. Return how many kept an old value. */
+/* Update 4 adjacent elements of row r by SGD; the direction is computed in f32 if scale and k y fit f32, otherwise in double. Return the
+ * number of elements that kept an old value, because the new one is not finite. */
 NG_INLINE int32_t update_four(const dv_direction *e, const dv_update *s, uint32_t r, float4 d,
                               float4 u, float4 *w, float4 *m) {
   const double k = e->u == NULL ? 0.0 : e->y == NULL ? e->k : e->k * (double)e->y[r];
@@ -185,8 +186,8 @@ NG_GLOBAL dv_ratio_begin(double *extreme) {
   extreme[1] = 0.0;
 }
 
-/* sums [blocks][4] of r, d D, D^2, d^2; after dv_ratio_begin, and with count = 0 before (ng_ratios). updates NULL:
- * d is the direction, else minus the weight after an update with lr = 1 and keep = 0. */
+/* sums [blocks][4]: the sums of r, d D, D^2, d^2 of each tile (ng_ratios). Before: launch dv_ratio_begin and set all counts to 0. If
+ * updates is NULL, d is the direction; otherwise minus the weight after an update with lr = 1 and keep = 0. */
 NG_GLOBAL dv_ratio_tiles(const dv_direction *list, const dv_update *updates, const int64_t *first,
                          int64_t n, const dv_ratios *to, double *sums, int32_t dropped_bits,
                          int32_t fine_bins) {

@@ -132,7 +132,7 @@ NG_GLOBAL dv_sum_row_products(int64_t cols, const float *P, int64_t ldp, const f
 
 /* ---- sums ------------------------------------------------------------------------------------*/
 
-/* One thread for each of 3 numbers: total += the rows of sums [rows][3]. */
+/* One thread for each k < 3: total[k] += the sum over r of sums[r][k]. */
 NG_GLOBAL dv_add_rows_of_sums(int64_t rows, const double *sums, double *total) {
   if (NG_THREAD >= 3) return;
   double sum = total[NG_THREAD];

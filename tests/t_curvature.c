@@ -35,7 +35,8 @@ static int close_context(void **state) {
 
 /* ---- against a dense product ------------------------------------------------------------------*/
 
-/* full [n, n] <- X X' / n + I / 10 or a positive diagonal; F: what the library gets. */
+/* full [n, n] <- X X' / n + I / 10; with `diagonal` only its diagonal. F: the factor for the library, [n, n] or the
+ * diagonal [n]. */
 static void draw_factor(rng *r, int64_t n, bool diagonal, double *full, double *F) {
   double *X = zeros(n * n);
   for (int64_t i = 0; i < n * n; i++)

@@ -229,7 +229,7 @@ static void resumes_bit_for_bit(void **unused) {
 
 static void bad_input_has_one_answer(void **unused) {
   static const char *const refused[][2] = {
-      {"solver=cholesky", "solver = cholesky: second moments in a basis need eigen"},
+      {"solver=cholesky", "solver = cholesky: second moments need an eigenbasis; set eigen"},
       {"damping_split=pi", "damping_split = pi: the damping is added to second moments; set joint"},
       {"stat_scale=kaisa", "stat_scale = kaisa: second moments have the textbook scale"},
       {"stat_start=identity",
@@ -237,7 +237,7 @@ static void bad_input_has_one_answer(void **unused) {
       {"inverse_dtype=f64", "inverse_dtype = f64: bases of second moments are f32"},
       {"refresh_tolerance=0.1", ": second moments are measured in every step; set 0"},
       {"statistics=owner", "statistics = owner: every rank measures second moments; set all"},
-      {"grad_worker_fraction=0.5", ": every rank measures second moments in the bases; set 1"},
+      {"grad_worker_fraction=0.5", ": every rank needs the bases to measure second moments; set 1"},
       {"output_factor=diagonal",
        "output_factor = diagonal: second moments need a basis of G; set full"}};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {

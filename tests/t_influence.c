@@ -138,7 +138,7 @@ static void solve(int64_t q, int64_t p, const double *G, const double *A, double
   free(d);
 }
 
-/* All samples of a split, as the trainer normalises them. */
+/* Return the rows of each sample of a split, normalised as in training. */
 static rows *rows_of_split(const nn *net, const data_set *d, const data_split *split) {
   rows *s = must_calloc((size_t)split->n * sizeof *s);
   const data_transform how = {.normalise = true};

@@ -17,7 +17,7 @@ typedef struct scored_layer {
   ng_curvature *c;
   ng_damped_power inverse;
   double *D,
-      *eye; /* [rows, cols] and the identity [rows, rows]: D as one sample with `rows` positions */
+      *eye; /* D: [rows, cols]; eye: the identity [rows, rows]. D counts as one sample with `rows` positions: left = eye, right = D */
   float *x; /* inputs of the batch */
 } scored_layer;
 

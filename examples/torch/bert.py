@@ -11,7 +11,7 @@ Without the package it trains a small encoder of PyTorch, which has the same out
     a file       of torch.save: {"tokens": [n, t], "labels": [n]} for classify, {"tokens": [n, t], "begin": [n], "end": [n]} for
                  answer; the same names with "test_" test the model
 
-After each epoch: accuracy, and F1 of the class 1 of two; or EM and F1 of the answers.
+After each epoch: accuracy, and for two classes the F1 score of class 1; or EM and F1 of the answers.
 """
 import glob
 import os
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
 
 
 class TransformersBert(nn.Module):
-    """A BERT of the package transformers with the outputs of Encoder."""
+    """BERT from the package transformers, with outputs of the same shape as those of Encoder."""
 
     def __init__(self, answer, folder, outputs):
         super().__init__()
@@ -119,7 +119,7 @@ def read_or_make_texts(args, answer):
 
 
 def make_class_test(args, test, outputs):
-    """Return the evaluate() of common.train: the accuracy, and F1 of the class 1 of two classes."""
+    """Return the evaluate() of common.train: the accuracy, and for two classes the F1 score of class 1."""
     def evaluate(model):
         counts = [0] * 4
         for tokens, segments, labels in common.share_of_rank(args, test, 32):

@@ -205,7 +205,7 @@ def run_epochs(args, model, method, batches, loss_of, accuracy_of, evaluate):
     losses, parts = [], args.accumulation_steps
     wrapped = DistributedDataParallel(model) if args.ranks > 1 else model
     if args.ranks > 1:
-        torch.manual_seed(args.seed + args.rank)  # each rank drops other units
+        torch.manual_seed(args.seed + args.rank)  # a different dropout mask on each rank
     log = None
     if args.log and method.reporter is not None and args.rank == 0:
         log = natgrad.Log(os.path.join(args.log, "log.jsonl"), method.reporter)

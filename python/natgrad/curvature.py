@@ -49,8 +49,8 @@ def _read_factors(core, index):
 
 
 def _rows_of(module, a, g):
-    """Return left [samples, positions, groups, rows] and right [samples, positions, groups, cols] of a call, with
-    gradient of sample n = sum over positions of left right'.  a: input; g: gradient of the output."""
+    """Return left [samples, positions, groups, rows] and right [samples, positions, groups, cols] of one call of the module.
+        The gradient of sample n in a group is the sum over positions of left right'.  a: input; g: gradient of the output."""
     if isinstance(module, nn.Embedding):
         tokens = functional.one_hot(a, module.num_embeddings).flatten(1, -2)
         if module.padding_idx is not None:

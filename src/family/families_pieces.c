@@ -18,7 +18,7 @@ int64_t ng_pieces_count(const ng_block *b) {
   return count;
 }
 
-/* Set piece number `at` of the row-major pieces of a parameter with the axes a. */
+/* Set *p to piece number `at`, in row-major order, of the parameter with the axes *a. */
 static void set_piece(const ng_block *b, int32_t segment, const ng_axes *a, int64_t at,
                       ng_axes_parameter *p) {
   const int64_t most = b->base.max_axis;

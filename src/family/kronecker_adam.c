@@ -42,7 +42,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
   static const ng_option_id unused[] = {NG_OPTION_damping_split, NG_OPTION_damping_leak,
                                         NG_OPTION_eigen_floor, NG_OPTION_radius};
   const ng_refusal list[] = {
-      {s->solver != NG_SOLVER_EIGEN, NG_OPTION_solver, ": moments in an eigenbasis need eigen"},
+      {s->solver != NG_SOLVER_EIGEN, NG_OPTION_solver, ": moments need an eigenbasis; set eigen"},
       {s->inverse_dtype != NG_F32, NG_OPTION_inverse_dtype, ": eigenbases of moments are f32"},
       {s->factor_dtype == NG_F64, NG_OPTION_factor_dtype,
        ": eigenbases of moments take f32, bf16 and f16"},

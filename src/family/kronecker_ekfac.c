@@ -34,7 +34,8 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
   const ng_settings *s = &o->base;
   static const ng_option_id unused[] = {NG_OPTION_damping_leak, NG_OPTION_radius};
   const ng_refusal list[] = {
-      {s->solver != NG_SOLVER_EIGEN, NG_OPTION_solver, ": second moments in a basis need eigen"},
+      {s->solver != NG_SOLVER_EIGEN, NG_OPTION_solver,
+       ": second moments need an eigenbasis; set eigen"},
       {s->damping_split != NG_SPLIT_JOINT, NG_OPTION_damping_split,
        ": the damping is added to second moments; set joint"},
       {s->inverse_dtype != NG_F32, NG_OPTION_inverse_dtype, ": bases of second moments are f32"},
@@ -49,7 +50,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
       {s->statistics != NG_STATISTICS_ALL, NG_OPTION_statistics,
        ": every rank measures second moments; set all"},
       {s->grad_worker_fraction < 1.0, NG_OPTION_grad_worker_fraction,
-       ": every rank measures second moments in the bases; set 1"}};
+       ": every rank needs the bases to measure second moments; set 1"}};
   ng_status st = ng_family_check_others(NG_TRAIT_FACTORS | NG_TRAIT_SOLVES, o, message, size);
   if (st == NG_OK) st = ng_family_check_list(list, sizeof list / sizeof *list, o, message, size);
   if (st != NG_OK) return st;

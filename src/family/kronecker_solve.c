@@ -207,7 +207,7 @@ ng_status ng_kron_solve(ng_block *b, ng_solve_phase phase) {
   return worst > 0 ? NG_RESCUED : NG_OK;
 }
 
-/* Read from solve_info which parts are good. */
+/* Set is_good of each part, and of `both`, from solve_info. */
 void ng_kron_read_results(ng_block *b) {
   ng_kron *k = ng_kron_of(b);
   k->both.is_good = true;

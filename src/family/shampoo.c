@@ -107,7 +107,8 @@ static ng_status declare_statistics(ng_block *b) {
   return st;
 }
 
-/* The scratch of a piece: D, F, S, P, then the scratch of twosided/ and all X_k as full matrices. */
+/* Return the floats of scratch for one piece of a parameter: its D, F, S, P (formulas above), the scratch of twosided/, all X_k
+ * as full matrices. */
 static int64_t piece_scratch(const ng_axes *a) {
   int64_t floats = ng_axes_scratch(a);
   for (int32_t i = 0; i < 4; i++) {

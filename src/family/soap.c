@@ -196,7 +196,7 @@ static void read_results(ng_block *b) { (void)b; } /* end_step reads them */
 
 /* ---- the direction ---------------------------------------------------------------------------*/
 
-/* Enqueue to <- the coordinates of `from` in the bases of this step, or back. */
+/* Enqueue: to <- the coordinates of `from` in the bases of this step; with `back` the inverse rotation. */
 static void rotate(const ng_block *b, bool back, const float *from, float *to, float *scratch) {
   for (int32_t i = 0; i < b->segments; i++) {
     const int64_t at = b->segment[i].offset;
@@ -242,7 +242,7 @@ static ng_status read_sums(ng_block *b) {
   return ng_block_read_sums(b, &k->total, ng_axes_elements_of_block(b));
 }
 
-/* normalize: PD of each parameter gets the root mean square 1. */
+/* normalize: scale the PD of each parameter to root mean square 1. */
 static void scale_direction(ng_block *b) {
   const ng_soap *k = soap_of_block(b);
   for (int32_t i = 0; i < b->segments; i++) {

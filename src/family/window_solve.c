@@ -52,7 +52,7 @@ enum { MAX_RAISES = 3 };
 
 /* The arguments of one solve. */
 typedef struct solve_args {
-  const double *k; /* [places] G r; NULL: x is the row at head */
+  const double *k; /* [places] G r, for x = r + G' b; NULL: x is the newest row, at head */
   double r;        /* |r|; 0 if k is NULL */
   double damping;  /* damping of this attempt */
   bool rest;       /* (gradient - row at head) / damping will be added */
@@ -96,7 +96,7 @@ static double x_coefficient(const ng_window *w, const ng_window_part *p, const s
 
 static double rounding_bound(const ng_window *w) { return 0x1p-53 * sqrt((double)w->rows + 63.0); }
 
-/* Return the sum of |c_i| g_i and `s`. */
+/* Return s + sum over i of |c_i| g_i. */
 static double add_row_norms(const ng_window *w, const ng_window_part *p, double s) {
   for (int64_t i = 0; i < w->rows; i++) {
     s += fabs(p->c[w->row_place[i]]) * row_norm(w, p, i);

@@ -27,7 +27,7 @@ int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m) {
                              6 * ng_round16(2 * n));
 }
 
-/* ---- the ladder ------------------------------------------------------------------------------*/
+/* ---- retries: more damping, then double ------------------------------------------------------*/
 
 static bool solve_again(ng_queue *q, ng_matrix *m, float *scratch) {
   ng_linalg(q)->solve(q, &m, 1, scratch);

@@ -67,7 +67,7 @@ def dense_factors(model, batches):
 
 
 def accumulate_on_rank(rank, world, sizes):
-    """The pairs of a pass over the batches whose number is rank modulo world."""
+    """Return the pairs of a pass over batches rank, rank + world, ..."""
     batches = batches_of(sizes)[rank::world] if rank < 2 else []
     factors = natgrad.Curvature.accumulate(net_with_dropout(), batches, sum_of_losses).factors
     return {name: [f.tolist() for f in pair] for name, pair in factors.items()}

@@ -17,7 +17,7 @@ def small_net():
 
 
 def rows_of_input(module, x):
-    """[samples, positions, columns], with a 1 for the bias."""
+    """Return the input rows [samples, positions, columns]; with a bias, the last column is 1."""
     x = x.detach().double()
     if isinstance(module, nn.Conv2d):
         rows = nn.functional.unfold(x, module.kernel_size).transpose(1, 2)

@@ -130,7 +130,7 @@ class KFACAdamTest(unittest.TestCase):
     def test_bad_arguments_are_named(self):
         for keywords, says in (({"betas": 0.9}, "betas is 0.9, expected two numbers"),
                                ({"betas": (1.5, 0.9)}, "first_decay: '1.5' is out of range"),
-                               ({"solver": "cholesky"}, "solver = cholesky: moments in an eigenbasis need eigen"),
+                               ({"solver": "cholesky"}, "solver = cholesky: moments need an eigenbasis; set eigen"),
                                ({"damping_split": "full"}, "damping_split = full"),
                                ({"method": "sam"}, "method sam does not use")):
             with self.assertRaisesRegex(natgrad.Error, says):
