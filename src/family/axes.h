@@ -33,7 +33,11 @@ ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *list, int32_t co
 /* Enqueue: D <- the gradients of all segments, f32, row after row; *finite <- 0 if an element is not finite. */
 void ng_axes_read_gradients(const ng_block *b, float *D, int32_t *finite);
 /* Add fresh D_(k) D_(k)' to the sums of L. */
-void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count, int32_t *finite);
+void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count,
+                     ng_direction_sums *sums);
+/* Return NG_SKIPPED if D is not finite, or |D|^2, which bounds the entries of D D', exceeds f32; read what ng_axes_observe has
+ * stored in *sums. Every owner decides before any sum is folded, so a skipped step changes no L. */
+ng_status ng_axes_check_gradients(const ng_block *b, const ng_direction_sums *sums);
 int64_t ng_axes_elements_of_block(const ng_block *b);
 /* Return the floats of scratch for the functions above: D, a piece, then the scratch of twosided/. */
 int64_t ng_axes_block_scratch(const ng_block *b, const ng_axes_parameter *list, int32_t count);

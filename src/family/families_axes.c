@@ -146,11 +146,15 @@ void ng_axes_read_gradients(const ng_block *b, float *D, int32_t *finite) {
   ng_kernels(q)->read_gradients(q, list, b->segments);
 }
 
-void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count, int32_t *finite) {
+void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count,
+                     ng_direction_sums *sums) {
   const ng_stat *s = b->stat;
   ng_queue *q = b->ctx->queue;
   float *D = ng_scratch(b), *room = D + ng_round16(ng_axes_elements_of_block(b));
-  ng_axes_read_gradients(b, D, finite);
+  sums->finite = 1;
+  ng_axes_read_gradients(b, D, &sums->finite);
+  const int64_t all = ng_axes_elements_of_block(b);
+  ng_linalg(q)->sum_squares(q, 1, all, D, NG_F32, all, &sums->total[1]);
   ng_stat_scale_old(q, s);
   for (int32_t i = 0; i < count; i++) {
     const ng_axes *a = &list[i].axes;
@@ -162,4 +166,9 @@ void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count, 
       ng_axes_add_gram(q, a, k, piece, (float)s->mix.fresh, s->part[part].sum, scratch);
     }
   }
+}
+
+ng_status ng_axes_check_gradients(const ng_block *b, const ng_direction_sums *sums) {
+  const double squares = ng_read_numbers(b->ctx->queue, sums->total)[1];
+  return sums->finite != 0 && squares <= ng_dtype_largest(NG_F32) ? NG_OK : NG_SKIPPED;
 }

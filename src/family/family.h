@@ -154,7 +154,7 @@ typedef struct ng_family {
   /* Enqueue a scaling of b->direction by numbers of `read_sums`, which has set inner, d2 and pd2 of the scaled PD; default:
    * nothing. The engine calls the entry after `read_sums` of all blocks, whatever they returned, and waits once. */
   void (*scale_direction)(ng_block *b);
-  /* For a family that reads bound gradients: NG_SKIPPED if a gradient is not finite. The engine calls the entry after it has
+  /* For a family that reads bound gradients: NG_SKIPPED if a gradient is not finite, or its sums would not be. The engine calls the entry after it has
    * called `observe` of all blocks and waited once, and discards the sums if necessary; default: `observe` waits and
    * returns the status. */
   ng_status (*check_gradients_finite)(ng_block *b);

@@ -161,8 +161,12 @@ static ng_status set_initial_values(ng_block *b) {
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_shampoo *k = shampoo_of_block(b);
   (void)o; /* the engine has checked that the gradient is finite */
-  ng_axes_observe(b, k->piece, k->pieces, &k->total.finite);
+  ng_axes_observe(b, k->piece, k->pieces, &k->total);
   return NG_OK;
+}
+
+static ng_status check_gradients_finite(ng_block *b) {
+  return ng_axes_check_gradients(b, &shampoo_of_block(b)->total);
 }
 
 /* ---- solve -----------------------------------------------------------------------------------*/
@@ -354,6 +358,7 @@ const ng_family ng_family_shampoo = {
     .request_memory = request_memory,
     .set_initial_values = set_initial_values,
     .observe = observe,
+    .check_gradients_finite = check_gradients_finite,
     .solve = solve,
     .read_results = read_results,
     .precondition = precondition,

@@ -144,8 +144,12 @@ static ng_status set_initial_values(ng_block *b) {
 static ng_status observe(ng_block *b, const ng_obs *o) {
   ng_soap *k = soap_of_block(b);
   (void)o; /* the engine has checked that the gradient is finite */
-  ng_axes_observe(b, k->parameter, b->segments, &k->total.finite);
+  ng_axes_observe(b, k->parameter, b->segments, &k->total);
   return NG_OK;
+}
+
+static ng_status check_gradients_finite(ng_block *b) {
+  return ng_axes_check_gradients(b, &soap_of_block(b)->total);
 }
 
 static int64_t count_steps(const ng_block *b) { return (int64_t)soap_of_block(b)->moments.steps; }
@@ -341,6 +345,7 @@ const ng_family ng_family_soap = {
     .set_initial_values = set_initial_values,
     .count_steps = count_steps,
     .observe = observe,
+    .check_gradients_finite = check_gradients_finite,
     .solve = solve,
     .read_results = read_results,
     .precondition = precondition,

@@ -43,6 +43,25 @@ def cut(x, most):
 
 
 class Shampoo(Case):
+    def test_gradients_that_are_too_large_change_nothing(self):
+        """The squares of the gradient overflow f32 in the last or the first layer: as if the step had not been."""
+        torch.manual_seed(1)
+        gradients = [[torch.randn(6, 5), torch.randn(6), torch.randn(3, 6), torch.randn(3)] for _ in range(4)]
+        for kind in (natgrad.Shampoo, natgrad.SOAP):
+            for layer in (0, 2):
+                weights = []
+                for steps in (range(4), (0, 1, 3)):
+                    torch.manual_seed(2)
+                    model = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
+                    optimizer = kind(model, lr=0.1)
+                    for t in steps:
+                        for i, (weight, gradient) in enumerate(zip(model.parameters(), gradients[t])):
+                            weight.grad = gradient * (1e25 if (t, i) == (2, layer) else 1)
+                        optimizer.step()
+                    weights.append([weight.detach() for weight in model.parameters()])
+                for one, other in zip(*weights):
+                    self.assertTrue(torch.equal(one, other), (kind.__name__, layer))
+
     def test_steps_follow_the_definition(self):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
