@@ -194,6 +194,8 @@ static const meaning meanings[] = {
     {"Distributed Shampoo/shampoo", "beta3", "0.7", "filter_decay", "0.7", NULL},
     {"Distributed Shampoo/shampoo", "beta3", "-1.0", "filter_decay", "0.9", NULL},
     {"Distributed Shampoo/shampoo", "beta3", "1.5", REFUSED, "filter_decay", NULL},
+    {"Distributed Shampoo/shampoo", "grafting", "rmsprop", "second_decay", "0.99", NULL},
+    {"Distributed Shampoo/shampoo", "grafting", "adam", "second_decay", "0.999", NULL},
     {"Distributed Shampoo/shampoo", "precondition_frequency", "50", "solve_start", "50", NULL},
     {"Distributed Shampoo/shampoo", "start_preconditioning_step", "-1", "solve_start", "1", NULL},
     {"Distributed Shampoo/shampoo", "start_preconditioning_step", "9", "solve_start", "9", NULL},

@@ -41,6 +41,8 @@ def _read_tensor(field, body):
     (begin, end), shape, dtype = field["data_offsets"], field["shape"], _DTYPES[field["dtype"]]
     count = 1
     for size in shape:
+        if size < 0:
+            raise ValueError
         count *= size
     width = torch.empty(0, dtype=dtype).element_size()
     if end - begin != count * width:
@@ -60,7 +62,7 @@ def read_safetensors(path):
         header, body = json.loads(data[8:8 + size]), bytearray(data[8 + size:])
         header.pop("__metadata__", None)
         return {name: _read_tensor(field, body) for name, field in header.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
         raise make_error(_abi.NG_ERR_FILE, f"{path}: no complete file of safetensors with floating-point numbers or int64") from None
 
 
@@ -137,6 +139,9 @@ def load_kronfluence(folder, positions):
     positions, found, samples = _positions_of(positions, layers), {}, {}
     for name in layers:
         A, G = (files[file][name].double() / files[count][name].item() for file, count in zip(COVARIANCES, COUNTS))
+        for file, factor in zip(COVARIANCES, (A, G)):
+            if factor.dim() != 2 or len(factor) != factor.shape[1]:
+                raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: '{name}' is {list(factor.shape)}, expected a square matrix")
         found[name] = (G + G.mT) / 2, positions[name] * (A + A.mT) / 2  # kronfluence symmetrises, too
         if has_lambda:
             Q_right, Q_left, v = (files[file][name].double() for file in (BASES[0], BASES[2], LAMBDA))
@@ -193,9 +198,13 @@ def from_laplace(kfacs, model, samples):
         left, right = (f.detach().cpu().double() for f in block)
         if bias:
             # K of a layer is G (x) A, so the block of its bias must be a multiple of G.
-            own, = (f.detach().cpu().double() for f in next(at))
-            scale = ((own * left).sum() / left.square().sum().clamp(min=1e-300)).item() if own.shape == left.shape else 0.0
-            if own.shape != left.shape or (own - scale * left).abs().max() > 1e-4 * own.abs().max():
+            own = [f.detach().cpu().double() for f in next(at)]
+            if [f.shape for f in own] != [left.shape]:
+                raise make_error(_abi.NG_ERR_SHAPE, f"layer '{name}': the block of its bias has {[list(f.shape) for f in own]}, expected "
+                                 f"{[list(left.shape)]}")
+            own = own[0]
+            scale = ((own * left).sum() / left.square().sum().clamp(min=1e-300)).item()
+            if (own - scale * left).abs().max() > 1e-4 * own.abs().max():
                 raise make_error(_abi.NG_ERR_ABSENT, f"layer '{name}': the block of its bias is not a multiple of G")
             right = torch.block_diag(right, torch.tensor([[scale]], dtype=torch.float64))
         found[name] = left / samples, right

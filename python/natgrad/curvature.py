@@ -119,7 +119,11 @@ class Curvature:
         averages.  Later steps do not change the result."""
         found = {entry.name: _read_factors(preconditioner._core, entry.index) for entry in preconditioner.entries
                  if isinstance(entry, _layers.Layer) and entry.index >= 0}
-        return cls({name: pair for name, pair in found.items() if pair is not None}, threads)
+        found = {name: pair for name, pair in found.items() if pair is not None}
+        if not found:
+            raise make_error(_abi.NG_ERR_ABSENT, f"method '{preconditioner._chosen.get('method')}': no layer has Kronecker factors that "
+                             "can be read, expected a method such as natgrad or kaisa")
+        return cls(found, threads)
 
     @classmethod
     def accumulate(cls, model, batches, loss, *, reduction="sum", process_group=None, threads=0, **options):

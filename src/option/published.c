@@ -388,6 +388,14 @@ static ng_status set_shampoo_option(job *j) {
   return st;
 }
 
+/* The program has beta2 = 0.99 for RMSprop and 0.999 for Adam, if grafting.beta2 is not given. */
+static ng_status set_grafting(job *j) {
+  const ng_status st = set_word(j);
+  if (st == NG_OK && !j->full->given[NG_OPTION_second_decay])
+    j->full->base.second_decay = ng_is(j->value, "rmsprop") ? 0.99 : 0.999;
+  return st;
+}
+
 static ng_status set_unless_minus_1(job *j) {
   double v;
   if (!ng_read_real(j->value, &v)) return refuse_value(j, NG_ERR_ARG, "a number");
@@ -418,8 +426,11 @@ static const ng_published shampoo_names[] = {
     {"start_preconditioning_step", "solve_start", "sets solve_start; -1: to solve_period",
      set_unless_minus_1, NULL},
     {"use_bias_correction", "bias_correction", "sets bias_correction", set_word, "true=1|false=0"},
-    {"grafting", "grafting", "the class of grafting_config without PreconditionerConfig", set_word,
-     "none=none|sgd=sgd|adam=adam|adagrad=adagrad|rmsprop=rmsprop"},
+    {"grafting", "grafting",
+     "the class of grafting_config without PreconditionerConfig; rmsprop without grafting.beta2 "
+     "sets "
+     "second_decay to 0.99",
+     set_grafting, "none=none|sgd=sgd|adam=adam|adagrad=adagrad|rmsprop=rmsprop"},
     {"grafting.epsilon", "moment_epsilon", "sets moment_epsilon", set_value, NULL},
     {"grafting.beta2", "second_decay", "sets second_decay", set_value, NULL},
     {"target_parameter_dimensionality", "kept_axes", "sets kept_axes", set_value, NULL},

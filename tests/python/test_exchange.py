@@ -169,6 +169,10 @@ class Exchange(Case):
                 ("kfacs has 1 blocks, expected 2", lambda: natgrad.Curvature.from_laplace(kfacs[:1], model, 1)),
                 (r"its block has \[\[2, 2\], \[2, 2\]\], expected \[\[2, 2\], \[1, 1\]\]",
                  lambda: natgrad.Curvature.from_laplace([[eye, eye], [eye]], model, 1)),
+                (r"the block of its bias has \[\[2, 2\], \[2, 2\]\], expected \[\[2, 2\]\]",
+                 lambda: natgrad.Curvature.from_laplace([kfacs[0], [eye, eye]], model, 1)),
+                ("method 'ekfac': no layer has Kronecker factors",
+                 lambda: natgrad.Curvature.accumulate(model, [torch.ones(3, 1)], lambda m, x: m(x).sum(), method="ekfac")),
                 ("the block of its bias is not a multiple of G",
                  lambda: natgrad.Curvature.from_laplace([kfacs[0], [eye.cumsum(0)]], model, 1))):
             with self.subTest(text), self.assert_refused(text):
@@ -184,6 +188,12 @@ class Exchange(Case):
                     natgrad.Curvature.load_kronfluence(self.folder)
             with open(path, "wb") as whole:
                 whole.write(data)
+        covariance = os.path.join(self.folder, FILES[0])
+        for wrong in (torch.ones(3, 4), torch.ones(3)):
+            _exchange.write_safetensors(covariance, {"fc": wrong})
+            with self.assert_refused(rf"{FILES[0]}: 'fc' is \[3.*\], expected a square matrix"):
+                natgrad.Curvature.load_kronfluence(self.folder)
+        _exchange.write_safetensors(covariance, {"fc": eye})
         _exchange.write_safetensors(path, {"fc": torch.tensor([0])})
         with self.assert_refused(rf"{FILES[-1]}: 'fc' is \[0\], expected \[count\]"):
             natgrad.Curvature.load_kronfluence(self.folder)
