@@ -10,7 +10,8 @@
 #include "desk.h"
 
 typedef struct dv_blas dv_blas;
-/* *out: NULL after an error, which names what is missing. The desk must be open until dv_blas_close (b may be NULL). */
+/* Open both libraries. If one is missing, set *out to NULL and return a text that names it. Close b, which may be NULL, before the
+ * desk. */
 const char *dv_blas_open(dv_desk *d, dv_blas **out);
 void dv_blas_close(dv_blas *b);
 

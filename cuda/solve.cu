@@ -1,4 +1,4 @@
-/* solve.cu: kernels of `solve` (solve.c): checks of a result, and its storage. The checks equal those of src/linalg/results.c. */
+/* solve.cu: the kernels of solve.c, which check and store the result of a matrix. src/linalg/results.c has the same checks. */
 #include "device_read.h"
 
 /* ng_result */

@@ -50,7 +50,7 @@ class Encoder(nn.Module):
 
 
 class TransformersBert(nn.Module):
-    """BERT from the package transformers, with outputs of the same shape as those of Encoder."""
+    """BERT of the package transformers. Its outputs have the shape of those of Encoder."""
 
     def __init__(self, answer, folder, outputs):
         super().__init__()

@@ -15,7 +15,7 @@ def folders():
 
 
 def load():
-    """Load what is there. A library that is missing or does not load is reported by natgrad_cuda."""
+    """Load each library that is there. If one is missing or does not load, natgrad_cuda names it later."""
     for name in NAMES:
         for path in sorted(path for folder in folders() for path in glob.glob(os.path.join(folder, "*", "lib", name))):
             try:

@@ -10,8 +10,8 @@
 
 #include "linalg/linalg.h"
 
-/* BLAS, column-major, `t`: f32 or f64 of all arrays; transa, uplo, side as in its manual. An implementation may leave out f64 of
- * an entry that nobody calls with f64. */
+/* BLAS, column-major, `t`: f32 or f64 of all arrays; transa, uplo, side as in its manual. cpu.c has only
+ * gemm in f64. */
 typedef struct ng_blas {
   /* C [m, n] <- alpha op(A) op(B) + beta C */
   void (*gemm)(ng_queue *q, ng_dtype t, char transa, char transb, int64_t m, int64_t n, int64_t k,
