@@ -13,20 +13,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct seat { /* a share of the tasks, and the worker that usually runs it */
+typedef struct seat {
+  /* A share of the tasks of one loop. Usually the same worker runs it in every loop. */
   pthread_t thread;
-  uint64_t taken; /* the last round in which a thread has run or begun this share */
+  uint64_t taken; /* number of the last round in which a thread began this share */
 } seat;
 
 struct ng_pool {
   ng_pool_alloc alloc;
-  int32_t threads; /* including the caller */
-  int32_t wanted;  /* number of seats: the threads that were requested */
-  seat *seat;      /* seat 0 is the caller's and has no thread */
+  int32_t threads; /* number of threads, including the calling thread */
+  int32_t wanted;  /* number of seats, which is the number of threads that the caller requested */
+  seat *seat;      /* seat 0 belongs to the calling thread, so no thread is created for it */
   pthread_mutex_t lock;
   pthread_cond_t work, idle;
-  uint64_t round;  /* calls of ng_pool_run so far */
-  int32_t running; /* workers that run a share now */
+  uint64_t round;  /* number of calls of ng_pool_run so far */
+  int32_t running; /* number of workers that run a share now */
   bool stop;
   int32_t n;
   void (*task)(void *arg, int32_t i);

@@ -17,7 +17,7 @@
 #endif
 #if defined(__GNUC__) && NG_FETCH_AHEAD > 0
 #define NG_FETCH(address) __builtin_prefetch((const void *)((uintptr_t)(address) + NG_FETCH_AHEAD))
-/* Prefetch the line at an address that is given as a number. */
+/* Prefetch the cache line at an address that is given as an integer. */
 #define NG_FETCH_LINE(number) __builtin_prefetch((const void *)(number))
 /* Prefetch all lines of `bytes` bytes at `address`, for data that is needed soon. */
 #define NG_FETCH_LINES(address, bytes)                                                             \

@@ -63,7 +63,7 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
 typedef struct context_memory {
   ng_context ctx;
   ng_comm comm, model, stages;
-  ng_backend loaded; /* from the library natgrad_cuda */
+  ng_backend loaded; /* the backend of the library natgrad_cuda */
   ng_queue queue;
 } context_memory;
 
@@ -110,7 +110,7 @@ static ng_status find_backend(const ng_backend *const *more, const char *name, b
 static ng_status open_queue(ng_queue *q, void *stream, char *message, size_t size) {
   const char *name = q->backend->name;
   if (stream != NULL && q->backend->under == NULL) {
-    /* the library would read arrays before the device has written them */
+    /* without a stream the library could read an array before the device has written it */
     return ng_fail_to(message, size, NG_ERR_ABSENT,
                       "ng_context_config: queue is set, and linalg = %s has no device; leave it "
                       "NULL",
@@ -154,7 +154,8 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
                         "ng_context_config", message, size);
   }
   if (st == NG_OK) st = check_config(&c, message, size);
-  const bool from_config = c.linalg != NULL; /* otherwise the name is from NG_LINALG */
+  /* if false, the backend's name comes from the environment variable NG_LINALG */
+  const bool from_config = c.linalg != NULL;
   if (st == NG_OK) st = read_environment(&c, message, size);
   ng_backend loaded = {0};
   ng_queue queue = {0};
@@ -174,7 +175,9 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
 
   st = open_queue(&queue, c.queue, message, size);
   if (st != NG_OK) return st;
-  if (c.alloc == NULL) { /* after open_queue, because a device allocates */
+  if (c.alloc == NULL) {
+    /* Choose the allocator after open_queue, because the memory of a device can only be allocated when the device is
+     * open. */
     c.alloc = queue.backend->alloc;
     c.free = queue.backend->free;
     c.alloc_user = queue.device;
@@ -192,7 +195,8 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
   memset(made, 0, sizeof *made);
   ng_context *ctx = &made->ctx;
   ctx->config = c;
-  ctx->config.transport = ctx->config.model_group = ctx->config.stage_group = NULL; /* see comm */
+  /* NULL, because ctx->comm has a copy of the transport; the caller's pointer may expire */
+  ctx->config.transport = ctx->config.model_group = ctx->config.stage_group = NULL;
   made->comm = comm;
   made->model = model;
   ctx->comm = &made->comm;
@@ -247,7 +251,8 @@ void ng_context_destroy(ng_context **ctx) {
   ng_queue queue = *c->queue;
   const ng_backend backend = *queue.backend;
   queue.backend = &backend;
-  c->config.free(c->config.alloc_user, c, sizeof(context_memory)); /* ctx is its first member */
+  /* ctx is the first member of context_memory, so both have the same address */
+  c->config.free(c->config.alloc_user, c, sizeof(context_memory));
   close_queue(&queue);
 }
 

@@ -10,8 +10,9 @@
 #include <stddef.h>
 
 enum {
-  ASKED = 64,     /* members whose ranks one sum collects, see gather_ranks */
-  PIECE = 1 << 28 /* most elements of one call: 2 GiB of doubles; MPI and NCCL accept INT_MAX */
+  ASKED = 64, /* gather_ranks: number of members whose ranks one sum collects */
+  /* largest number of elements of one call: 2 GiB of doubles; MPI and NCCL accept at most INT_MAX elements */
+  PIECE = 1 << 28
 };
 
 ng_status ng_comm_give_up(ng_comm *c) {

@@ -12,20 +12,22 @@
 #include <stdbool.h>
 
 typedef struct ng_comm {
-  ng_transport t; /* a copy; for one rank a table without functions, named "self" */
+  /* copy of the caller's table; for one rank, a table without functions named "self" */
+  ng_transport t;
   int32_t rank, size;
   bool broken;      /* a call of the transport has failed */
-  int64_t bytes;    /* data of all collectives so far, except of groups of one rank */
-  int64_t messages; /* number of the collectives that `bytes` counts */
-  ng_meter meter;   /* time in these collectives */
-  int64_t piece;    /* most elements of one call of the transport; tests set a smaller value */
+  int64_t bytes;    /* bytes of all collectives so far, without those of groups of one rank */
+  int64_t messages; /* number of these collectives */
+  ng_meter meter;   /* time spent in these collectives */
+  /* largest number of elements of one call of the transport; tests set a smaller value */
+  int64_t piece;
 } ng_comm;
 
 /* A group of ranks, in ascending order. */
 typedef struct ng_group {
-  void *handle;  /* from the transport; NULL: all ranks, or one rank */
+  void *handle;  /* group handle of the transport; NULL: all ranks, or only one rank */
   int32_t n;     /* number of members */
-  int32_t index; /* of this rank among the members; -1: not a member */
+  int32_t index; /* index of this rank among the members; -1: this rank is not a member */
 } ng_group;
 
 /* Check and copy the table of a transport (NULL: one rank). */

@@ -12,7 +12,8 @@ typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 typedef ng_mpi_endpoint endpoint;
 
-enum { MOST = 1 << 30 }; /* most elements of a call, so that counts and offsets of MPI fit an int */
+/* largest number of elements of a call: then counts and offsets fit the int of MPI */
+enum { MOST = 1 << 30 };
 
 /* ---- ops -------------------------------------------------------------------------------------*/
 
@@ -20,7 +21,7 @@ enum { MOST = 1 << 30 }; /* most elements of a call, so that counts and offsets 
  * create an op. */
 static op *take_op(endpoint *s, size_t bytes) {
   op **at = &s->spare;
-  bytes += NG_ALIGN; /* never 0 */
+  bytes += NG_ALIGN; /* allocate at least NG_ALIGN bytes, also for 0 elements */
   while (*at != NULL && (*at)->bytes < bytes) {
     at = &(*at)->next;
   }

@@ -12,7 +12,7 @@
 /* A team: all ranks, or the ranks of a group. */
 typedef struct ng_mpi_team ng_mpi_team;
 struct ng_mpi_team {
-  ng_mpi_team *next; /* the team that was created before */
+  ng_mpi_team *next; /* next team in the list: the team that was created before this one */
   MPI_Comm comm[2];  /* communicators for the first and for the second stages of ops */
   int32_t n, index;  /* number of members; index of this rank, -1: not a member */
   int64_t tickets;   /* number of two-stage ops so far */
@@ -25,34 +25,43 @@ typedef enum ng_mpi_stage { NG_MPI_FIRST, NG_MPI_TURN, NG_MPI_SECOND, NG_MPI_DON
 
 typedef struct ng_mpi_op ng_mpi_op;
 struct ng_mpi_op {
-  ng_mpi_op *next; /* next op in progress, in the order of posting, or next spare op */
+  /* next op in its list: either ops in progress, in the order of posting, or spare ops */
+  ng_mpi_op *next;
   ng_collective c;
   ng_mpi_team *team;
   ng_mpi_stage stage;
   bool has_two_stages;
-  int64_t ticket;      /* number of the op among the two-stage ops of its team */
-  MPI_Request request; /* of the collective of MPI in progress */
-  char *buffer;        /* [bytes] read and written by MPI: sent data, then received data */
+  /* number of the op among the two-stage ops of its team; second stages run in this order */
+  int64_t ticket;
+  MPI_Request request; /* request of the MPI collective in progress */
+  /* [bytes] memory that MPI reads and writes: first the data to send, then the received data */
+  char *buffer;
   size_t bytes;
-  int list[]; /* [4 ranks] counts and offsets of sent data, counts and offsets of received data */
+  /* [4 ranks] counts and offsets of sent data, then counts and offsets of received data */
+  int list[];
 };
 
 /* What this rank knows of another rank, the peer. */
 typedef struct ng_mpi_peer {
-  int64_t posted;   /* number of collectives of teams with the peer that this rank has posted */
-  int64_t left;     /* number that the peer had posted when it left or failed; -1: still present */
-  MPI_Request sent; /* of the message with which this rank leaves */
+  /* number of collectives that this rank has posted in teams that contain the peer */
+  int64_t posted;
+  /* the peer's count `posted` at the time when it left or failed; -1: the peer has done neither */
+  int64_t left;
+  MPI_Request sent; /* request of the message that tells the peer that this rank leaves */
 } ng_mpi_peer;
 
-/* The `user` of the table of one rank. */
+/* The state of one rank: `user` of its ng_transport. */
 typedef struct ng_mpi_endpoint {
-  ng_mpi_team *world, *groups; /* all ranks; list of groups, the newest first */
-  bool stopped;                /* this rank has failed */
-  bool lost;    /* another rank has failed; its complete collectives may still arrive */
+  /* the team of all ranks; list of the teams of groups, newest first */
+  ng_mpi_team *world, *groups;
+  bool stopped; /* this rank has failed */
+  /* another rank has failed; collectives that it had completed before may still complete here */
+  bool lost;
   int64_t open; /* number of calls and group creations in progress */
-  ng_mpi_op *first, **last, *spare; /* ops in progress; end of this list; ops to be reused */
-  int32_t away;                     /* number of ranks that have left */
-  ng_mpi_peer peer[];               /* [ranks] */
+  /* list of ops in progress; address of the last `next` of this list; list of spare ops */
+  ng_mpi_op *first, **last, *spare;
+  int32_t away;       /* number of ranks that have left */
+  ng_mpi_peer peer[]; /* [ranks] */
 } ng_mpi_endpoint;
 
 /* Return the number of elements of the buffer that a call of `count` elements needs.  *two: it has two stages. */
@@ -66,7 +75,8 @@ ng_status ng_mpi_make_progress(ng_mpi_endpoint *s);
 /* Wait for all ranks; fail if a rank failed or left. */
 ng_status ng_mpi_barrier(ng_mpi_endpoint *s);
 
-void ng_mpi_give_up(void *endpoint);                       /* fail, and tell all ranks */
+/* mark this rank as failed and send the alarm to all ranks */
+void ng_mpi_give_up(void *endpoint);
 ng_status ng_mpi_refuse(ng_mpi_endpoint *s, ng_status st); /* call ng_mpi_give_up and return st */
 /* Receive messages of failed and leaving ranks.  Return whether this rank must stop, too, because it waits for a
  * collective that such a rank will not complete. */

@@ -18,11 +18,13 @@ typedef ng_mpi_endpoint endpoint;
 typedef ng_mpi_peer peer;
 
 enum {
-  ALARM = 1,             /* tag: the sender has failed */
-  FAREWELL = 2,          /* tag: the sender leaves */
-  YIELD_AFTER = 256,     /* polls, after which the rank yields the core between polls */
-  SLEEP_AFTER = 1 << 14, /* polls, after which the rank sleeps between polls */
-  SLEEP_NS = 50000       /* duration of a sleep */
+  ALARM = 1,    /* tag: the sender has failed */
+  FAREWELL = 2, /* tag: the sender leaves */
+  /* number of polls without success after which the rank yields its core after each poll */
+  YIELD_AFTER = 256,
+  /* number of polls without success after which the rank sleeps after each poll */
+  SLEEP_AFTER = 1 << 14,
+  SLEEP_NS = 50000 /* duration of one sleep */
 };
 
 /* ---- failure ----------------------------------------------------------------------------------*/
@@ -140,7 +142,7 @@ static ng_status await_farewells(endpoint *s) {
 }
 
 bool ng_mpi_leave_together(endpoint *s) {
-  /* other ranks may wait for collectives that this rank abandons */
+  /* other ranks may wait for a collective that this rank does not complete */
   if (s->first != NULL || s->lost) ng_mpi_give_up(s);
   if (s->stopped || send_farewells(s) != NG_OK || await_farewells(s) != NG_OK) return false;
   return ng_mpi_barrier(s) == NG_OK;

@@ -16,7 +16,7 @@
 typedef ng_mpi_op op;
 typedef ng_mpi_team team;
 
-enum { SMALL = 1 << 15 }; /* most bytes that a rank receives for a sum in one stage */
+enum { SMALL = 1 << 15 }; /* a sum of more received bytes than this has two stages */
 
 /* Return whether the call has two stages, equally on all ranks. */
 static bool needs_two_stages(const team *t, const ng_collective *c, int64_t count) {
@@ -119,7 +119,7 @@ static void sum_members(const op *o, const char *from, int64_t count, char *to) 
 
 /* ---- stages -----------------------------------------------------------------------------------*/
 
-/* A small all-reduce: every rank gathers all data and sums them. */
+/* Return whether the op is a small all-reduce: every rank gathers the data of all ranks and sums them. */
 static bool sums_by_gather(const op *o) { return o->c.kind == NG_ALL_REDUCE && !o->has_two_stages; }
 
 /* Copy the data to send into the buffer and begin the first collective. */

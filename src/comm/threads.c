@@ -19,8 +19,10 @@
 #include <stdlib.h>
 
 enum {
-  CHUNK = 1 << 15, /* elements that a thread processes without the lock: some 10 microseconds */
-  MAKE_TEAM = 0    /* internal kind of a call that creates a group of the `count` ranks in `send` */
+  /* number of elements that a thread processes without the lock; takes about 10 microseconds */
+  CHUNK = 1 << 15,
+  /* internal kind of call: create a group of the `count` ranks that are listed in `send` */
+  MAKE_TEAM = 0
 };
 
 typedef struct team team;
@@ -30,7 +32,7 @@ struct op {
   op *next;  /* next op of the team, or next spare op */
   op *older; /* next op in the list of all ops */
   team *team;
-  team *made;                  /* for MAKE_TEAM: the new team */
+  team *made;                  /* the new team, if the op is MAKE_TEAM */
   int32_t arrived;             /* number of members that have joined */
   int32_t waiting;             /* number of members that wait for the op to open */
   int32_t collected;           /* number of members that have seen the op complete */
@@ -38,20 +40,22 @@ struct op {
   int64_t total;               /* number of elements */
   int64_t given;               /* number of elements in chunks that have begun */
   int64_t finished;            /* number of elements in chunks that are complete */
-  const ng_collective *call[]; /* [members] */
+  const ng_collective *call[]; /* [members] the call of each member */
 };
 
 struct team {
   team *next;
-  int32_t n;      /* number of members */
-  int32_t owners; /* number of members that have not destroyed the group */
-  int32_t *rank;  /* [members] rank of each member, ascending */
-  op **joins;     /* [members] op that the member's next call joins; NULL: not created yet */
-  op *tail;       /* newest op that has not opened */
+  int32_t n; /* number of members */
+  /* number of members that still have the group; the last one to destroy it frees the team */
+  int32_t owners;
+  int32_t *rank; /* [members] rank of each member, ascending */
+  /* [members] the op that the member's next call joins; NULL: no member has created it yet */
+  op **joins;
+  op *tail; /* the newest op, if it has not opened; otherwise NULL */
   pthread_cond_t changed;
 };
 
-/* The `user` of the table of one rank. */
+/* The state of one rank: `user` of its ng_transport. */
 typedef struct endpoint {
   ng_threads *g;
   int32_t rank;
@@ -63,11 +67,11 @@ struct ng_threads {
   int32_t size;         /* number of ranks */
   int32_t threads_in_chunks; /* number of threads inside a chunk */
   int32_t
-      waiting_ranks;   /* number of ranks that wait for an op to open; a deadlock if all ranks do */
+      waiting_ranks; /* number of ranks that wait for an op to open; if all ranks do, there is a deadlock */
   bool stopped;        /* an error has occurred: every later call fails */
   team *teams, *world; /* list of all teams; the team of all ranks */
-  op *ops, *spare; /* list of all ops, by `older`; list of the ops that can be reused, by `next` */
-  endpoint *endpoint; /* [size] */
+  op *ops, *spare;     /* list of all ops, linked by `older`; list of spare ops, linked by `next` */
+  endpoint *endpoint;  /* [size] the endpoint of each rank */
 };
 
 /* ---- teams and ops ---------------------------------------------------------------------------*/
@@ -236,7 +240,7 @@ static bool open_op(ng_threads *g, op *o) {
   } else {
     o->total = ng_call_total(c, t->n);
   }
-  /* ops open in the order of calls: if this op is the newest, none is closed now */
+  /* ops open in the order of calls, so if this op is the newest, all ops of the team have opened */
   if (t->tail == o) t->tail = NULL;
   g->waiting_ranks -= o->waiting;
   o->open = true;

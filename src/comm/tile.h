@@ -91,7 +91,7 @@ static inline ng_status ng_call_check(const ng_collective *c, const int32_t *ran
   return total > most ? NG_ERR_ARG : NG_OK;
 }
 
-/* The table of a transport whose file has functions of these names. */
+/* Define the ng_transport of the including file, which has functions of these names. */
 #define NG_CALL_TABLE(text, stop)                                                                  \
   &(const ng_transport) {                                                                          \
     .name = (text), .run = run, .start = start, .wait = wait, .group_create = group_create,        \

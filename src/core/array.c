@@ -73,7 +73,7 @@ const char *ng_array_read(const ng_array *a, ng_strided *out) {
   if (a->ndim < 0 || a->ndim > NG_DIMS) return "its ndim is not in 0 to 8";
   if (own && a->ndim > 4) return "its shape is NULL and its ndim above 4";
   if ((uintptr_t)a->data % (uintptr_t)size != 0) return "its data is not aligned for its dtype";
-  out->data = a->data; /* shape[i] and stride[i] for i >= ndim stay uninitialised, to save time */
+  out->data = a->data; /* shape[i] and stride[i] for i >= ndim are not set, to save time */
   out->dtype = a->dtype;
   out->ndim = a->ndim;
   int64_t dense = 1;

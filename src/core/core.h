@@ -68,20 +68,26 @@ struct ng_queue;
 struct ng_comm;
 
 struct ng_context {
-  ng_context_config config; /* the caller's, with defaults replaced: threads of ng_parallel, ... */
-  ng_pool *pool;            /* threads of ng_parallel; NULL: the caller's executor, or one thread */
-  struct ng_queue *queue;   /* runs kernels and linear algebra */
-  struct ng_comm *comm;     /* transport of all ranks */
-  struct ng_comm *model;    /* transport of ng_context_config.model_group; NULL: no such group */
-  struct ng_comm *stages;   /* transport of ng_context_config.stage_group; NULL: no such group */
-  int32_t rank, ranks;      /* copies of comm->rank and comm->size */
-  const struct ng_family *family[NG_FAMILIES_MAX]; /* tried from the last to the first */
+  /* copy of the caller's configuration, with defaults in place of zeros */
+  ng_context_config config;
+  /* the threads that ng_parallel uses; NULL: ng_parallel calls the caller's executor, or runs on one thread */
+  ng_pool *pool;
+  struct ng_queue *queue; /* runs kernels and linear algebra */
+  struct ng_comm *comm;   /* transport of all ranks */
+  /* transport of ng_context_config.model_group; NULL: the model is not sharded */
+  struct ng_comm *model;
+  /* transport of ng_context_config.stage_group; NULL: there are no pipeline stages */
+  struct ng_comm *stages;
+  int32_t rank, ranks; /* copies of comm->rank and comm->size */
+  /* the families; ng_family_choose tries them from the last one to the first */
+  const struct ng_family *family[NG_FAMILIES_MAX];
   int32_t families;
-  /* Tests of placements set this function, which may change s->owner; otherwise NULL. */
+  /* Used by tests of placements only: if not NULL, this function may replace s->owner. */
   void (*set_test_owner)(struct ng_block *b, struct ng_stat *s);
-  int64_t allocated_bytes, peak_bytes; /* of ng_alloc: now, and the most so far */
-  int64_t allocations;                 /* successful calls of ng_alloc */
-  int64_t creator_pid;                 /* id of the process that created the context */
+  /* bytes that ng_alloc has allocated: now, and the largest value so far */
+  int64_t allocated_bytes, peak_bytes;
+  int64_t allocations; /* successful calls of ng_alloc */
+  int64_t creator_pid; /* id of the process that created the context */
   /* *fork_mark is 1 in this process, and 0 in a forked child.  NULL: compare process ids instead. */
   volatile unsigned char *fork_mark;
   size_t fork_mark_bytes;

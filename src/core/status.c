@@ -4,7 +4,9 @@
  * functions return the status they get, so that code reports a failure with `return ng_fail(...)`. */
 #include "core/core.h"
 
-enum { CODE_ZERO = 8 }; /* index of NG_OK in lists of statuses, which are -8 to 7 */
+enum {
+  CODE_ZERO = 8
+}; /* position of NG_OK in a list of statuses in ascending order, from -8 to 7 */
 
 static const struct {
   const char *name, *meaning;

@@ -26,7 +26,8 @@ static inline float widen_bf16(uint16_t h) { return float_of((uint32_t)h << 16);
 static inline uint16_t narrow_bf16(float f) {
   const uint32_t u = bits_of(f);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (u >> 16) | 0x40u; /* without this bit, a NaN could become Inf */
+  /* set the quiet bit: without it, truncating the mantissa of a NaN could give Inf */
+  const uint32_t quiet = (u >> 16) | 0x40u;
   return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
@@ -53,7 +54,8 @@ static inline uint16_t narrow_f16(float f) {
    * addition rounds to nearest even. */
   const uint32_t subnormal = bits_of(float_of(a) + 0.5f) - (126u << 23);
   uint32_t h = a < (113u << 23) ? subnormal : normal;
-  h = a >= (143u << 23) ? 0x7c00u : h; /* from 65536 on; from 65520 on the carry gives Inf */
+  /* values from 65536 on become Inf; for 65520 to 65536 the rounding above has already carried to Inf */
+  h = a >= (143u << 23) ? 0x7c00u : h;
   h = a > 0x7f800000u ? 0x7e00u : h;
   return (uint16_t)(sign | h);
 }

@@ -13,7 +13,8 @@
 
 #if defined(NG_HAVE_BLAS)
 
-typedef int32_t integer; /* LP64: every Linux distribution has this interface */
+typedef int32_t
+    integer; /* the integer of LP64, the BLAS interface that every Linux distribution has */
 typedef size_t length;
 
 #if defined(NG_BLAS_PREFIX) /* OpenBLAS in a Python wheel: scipy_sgemm_ */
@@ -277,7 +278,7 @@ static void eigen(ng_queue *q, int64_t n, void *V, ng_dtype t, void *w, void *wo
 
 /* ---- QR --------------------------------------------------------------------------------------*/
 
-enum { QR_BLOCK = 64 }; /* columns that LAPACK reduces at once, at most */
+enum { QR_BLOCK = 64 }; /* largest number of columns that LAPACK reduces in one block */
 
 static int64_t qr_work(const ng_queue *q, int64_t m, int64_t n) {
   (void)q, (void)m;

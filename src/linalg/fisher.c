@@ -30,7 +30,7 @@ struct ng_fisher {
   double *factor; /* L of each block, in ng_sym order */
   double *room;   /* scratch [threads, most, PANEL] for Y; [most] for z */
   int32_t threads;
-  size_t bytes; /* of the allocation */
+  size_t bytes; /* size of the allocation */
 };
 
 /* A block of F, and the vectors of a call: out = F^-1 x over the block. */

@@ -106,7 +106,7 @@ static bool describe_by_symbols(ng_blas_info *b) {
   } else if (find_symbol("bli_info_get_version_str", &text)) {
     int (*arch)(void);
     char *(*arch_text)(int);
-    int64_t (*ways)(void); /* BLIS returns its type dim_t, which has 64 bits */
+    int64_t (*ways)(void); /* returns dim_t of BLIS, a 64-bit integer */
     (void)snprintf(b->name, sizeof b->name, "BLIS %s", text());
     if (find_symbol("bli_arch_query_id", &arch) && find_symbol("bli_arch_string", &arch_text))
       (void)snprintf(b->kernel, sizeof b->kernel, "%s", arch_text(arch()));

@@ -68,7 +68,8 @@ typedef struct ng_queue ng_queue;
 typedef struct ng_backend {
   const char *name;
   const ng_linalg_ops *linalg;
-  const ng_linalg_ops *host; /* its entries are done when they return: for small systems */
+  /* a table whose entries are done when they return, for small systems that the host solves */
+  const ng_linalg_ops *host;
   const struct ng_kernel_ops *kernels; /* kernel/kernel.h */
   /* With a device: the backend of the host that computes entries without a kernel; otherwise NULL. */
   const struct ng_backend *under;
@@ -94,11 +95,13 @@ struct ng_queue {
   /* Call task(arg, i) for i in [0, n) and return when all tasks are done. NULL: run the tasks one after the other. */
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor;
-  int32_t threads;          /* number of threads, and of the pieces of a loop */
-  int64_t pending;          /* number of entries called since the last wait */
-  struct ng_device *device; /* of a backend with a device (cuda/backend.h); NULL: the host */
-  int32_t device_index;     /* read by `open`, as the next one */
-  void *stream; /* of the caller, for all work of the device; NULL: a stream of the queue */
+  int32_t threads; /* number of threads, and of the pieces of a loop */
+  int64_t pending; /* number of entries called since the last wait */
+  /* state of a backend with a device (cuda/backend.h); NULL: the backend computes on the host */
+  struct ng_device *device;
+  int32_t device_index; /* number of the device; `open` reads this and the next field */
+  /* the caller's stream, for all work of the device; NULL: the queue creates a stream */
+  void *stream;
   /* Number of waits with pending entries since the last reset (take.c), and the functions that waited first. */
   int64_t waits;
   const char *wait_place[NG_WAIT_PLACES];
@@ -172,22 +175,23 @@ typedef enum ng_result {
 typedef struct ng_matrix {
   ng_form form;
   ng_result result;
-  bool is_good;     /* the caller's: the stored result passed its checks */
+  bool is_good;     /* set by the caller of `solve`: R has a result that passed its checks */
   int64_t n;        /* order */
-  int64_t row, col; /* twosided/: first row and column of D that the matrix multiplies */
+  int64_t row, col; /* used by twosided/: first row and column of D that the matrix multiplies */
   double p;         /* root: see NG_RESULT_ROOT */
   const void *F;    /* the average, in ng_sym order; diagonal: [n], f32 */
   double
       scale; /* inverse, Cholesky factor, root of a symmetric matrix: F stands for scale F; others: 1 */
   ng_dtype average_dtype, result_dtype; /* result_dtype f64: INVERSE and EIGEN only */
-  void *R; /* [ng_matrix_count], result_dtype; eigen: [n, n], else ng_sym order */
+  /* [ng_matrix_count] the result, of result_dtype: [n, n] eigenvectors, otherwise in ng_sym order */
+  void *R;
   /* [n], f64 if result_dtype is f64, else f32. Symmetric: eigenvalues, or NULL; diagonal: see ng_result. */
   void *d;
   /* The present solve: d = shift + damping. Eigen: `damping` is the smallest damping of any eigenvector; `shift` is added to
    * the eigenvalues; sums at or below `floor` become 0. */
   double shift, damping, floor;
   bool uses_double; /* the ladder has reached double precision */
-  /* The queue writes these numbers. finite, trace: of F; accepted: see ng_linalg_ops.solve. */
+  /* Numbers that the queue writes. finite and trace describe F; for `accepted` see ng_linalg_ops.solve. */
   int info, finite, accepted;
   double trace, largest_eigenvalue;
 } ng_matrix;
@@ -212,7 +216,7 @@ typedef enum ng_ns_rounding { NG_NS_EXACT, NG_NS_EACH, NG_NS_FUSED } ng_ns_round
 typedef struct ng_newton_schulz {
   float *X; /* [rows, cols], dense */
   int64_t rows, cols;
-  const double (*coefficients)[3]; /* memory of the host, which stays valid until the wait */
+  const double (*coefficients)[3]; /* in host memory, which must stay valid until ng_queue_wait */
   int32_t steps;
   bool bounds_norm;
   double epsilon, scale;
@@ -315,7 +319,7 @@ struct ng_linalg_ops {
 
 extern const ng_linalg_ops ng_linalg_ref; /* naive loops in double: the oracle */
 #if defined(NG_HAVE_BLAS)
-extern const ng_linalg_ops ng_linalg_cpu; /* BLAS and LAPACK through their Fortran symbols */
+extern const ng_linalg_ops ng_linalg_cpu; /* calls BLAS and LAPACK by their Fortran symbols */
 #endif
 
 /* NG_BLAS_NAME: a BLAS symbol; NG_BLAS_TEXT: its name as a string. In a Python wheel the symbols have a prefix, so that

@@ -25,7 +25,8 @@ void ng_packed_add_gram(const ng_blas *f, ng_queue *q, ng_sym S, int64_t r0, int
   const int32_t n = ng_sym_cut(S, r0, m, r0, m, p);
   for (int32_t i = 0; i < n; i++) {
     const float *x = X + (p[i].row - r0), *y = X + (p[i].col - r0);
-    if (!p[i].diagonal) { /* ng_sym_cut puts the rectangle left of column h */
+    if (!p[i].diagonal) {
+      /* if the block crosses column h, ng_sym_cut returns a rectangle that lies left of column h */
       f->gemm(q, NG_F32, 'N', 'T', p[i].rows, p[i].cols, rows, (double)alpha, x, ldx, y, ldx, 1.0,
               p[i].a, p[i].col_stride);
     } else {

@@ -35,7 +35,7 @@ typedef struct ng_sym_blocks {
 } ng_sym_blocks;
 ng_sym_blocks ng_sym_blocks_of(int64_t n, void *S, ng_dtype t);
 
-/* The entries of ng_linalg_ops with these names. */
+/* Implementations of the entries of ng_linalg_ops with the same names. */
 void ng_packed_add_gram(const ng_blas *f, ng_queue *q, ng_sym S, int64_t r0, int64_t m,
                         const float *X, int64_t rows, int64_t ldx, float alpha);
 void ng_packed_mul_right(const ng_blas *f, ng_queue *q, ng_sym S, int64_t m, const float *B,

@@ -99,7 +99,7 @@ static void factor(ng_queue *q, int64_t n, void *a, ng_dtype t, int *info) {
       }
       ng_set_number(a, t, ng_sym_at(n, i, j), j < i ? sum / AT(j, j) : sqrt(sum));
     }
-    if (!(AT(i, i) > 0)) { /* also if NaN */
+    if (!(AT(i, i) > 0)) { /* written so that NaN also fails */
       *info = (int)(i + 1);
       return;
     }
@@ -195,7 +195,8 @@ static bool diagonalise(int64_t n, double *A, double *V) {
       for (int64_t q = p + 1; q < n; q++) {
         const double x = A[p * n + q];
         if (fabs(x) <= TINY) continue;
-        const double cot = (A[q * n + q] - A[p * n + p]) / (2.0 * x); /* of the doubled angle */
+        /* cotangent of twice the rotation angle */
+        const double cot = (A[q * n + q] - A[p * n + p]) / (2.0 * x);
         const double t = copysign(1.0, cot) / (fabs(cot) + hypot(cot, 1.0));
         const double c = 1.0 / hypot(t, 1.0);
         rotate(A + p, A + q, n, n, c, t * c);
@@ -284,7 +285,8 @@ static int64_t qr_work(const ng_queue *q, int64_t m, int64_t n) {
 
 static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info) {
   (void)q;
-  double *V = work, *x = V + n * m; /* row k of V: column k, then v of reflection k */
+  /* row k of V stores column k of A and, later, the vector v of reflection k */
+  double *V = work, *x = V + n * m;
   for (int64_t i = 0; i < n * m; i++) {
     V[i] = (double)X[i / m * ldx + i % m];
   }
@@ -302,7 +304,7 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
     for (int64_t i = 0; i < m; i++) {
       x[i] = i == j ? 1.0 : 0.0;
     }
-    for (int64_t k = j; k >= 0; k--) { /* H_k with k > j keeps e_j */
+    for (int64_t k = j; k >= 0; k--) { /* for k > j, H_k does not change the unit vector e_j */
       reflect(m - k, V + k * m + k, x + k);
     }
     for (int64_t i = 0; i < m; i++) {

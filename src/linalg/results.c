@@ -68,7 +68,7 @@ static double largest_residual(const ng_matrix *m, const void *F, ng_dtype t, do
   ng_sym_vector(n, F, t, x, y);
   for (int64_t i = 0; i < n; i++) {
     const double r = fabs(m->scale * y[i] + d * x[i] - (i == j ? 1.0 : 0.0));
-    if (!(r <= worst)) worst = r; /* NaN stays */
+    if (!(r <= worst)) worst = r; /* written so that a NaN in r ends in `worst` */
   }
   return worst;
 }
@@ -216,7 +216,11 @@ static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
   }
   if (!check_eigen(F, m->average_dtype, V, e, x, y)) return false;
   m->largest_eigenvalue =
-      in_double ? 0.0 : m->scale * (double)e[n - 1]; /* eigenvalues in double are exact enough */
+      in_double
+          ? 0.0
+          : m->scale *
+                (double)e[n - 1]; /* the eigenvalues were computed in double, so their f32 copies
+                                                      * suffice for the check */
   if (m->result == NG_RESULT_ROOT) return store_root(q, m, V, e, (float *)(void *)x, room);
   if (m->result_dtype == NG_F64) {
     memcpy(m->R, vectors, (size_t)(n * n) * sizeof(double));

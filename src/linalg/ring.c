@@ -130,7 +130,7 @@ void ng_ring_clear(const ng_ring *r, int64_t place) {
 }
 
 void ng_ring_drop(const ng_ring *r) {
-  double *l = column_address(r, r->place[0]); /* the rotations overwrite l */
+  double *l = column_address(r, r->place[0]); /* the rotations below overwrite l */
   for (int64_t k = 1; k < r->n; k++) {
     const int64_t at = r->place[k];
     double *L = column_address(r, at);

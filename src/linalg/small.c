@@ -79,7 +79,7 @@ static void factor(ng_queue *q, int64_t n, void *a, ng_dtype t, int *info) {
   copy_triangle(S, false, false, A);
 }
 
-/* Below the diagonal of A, which has L' above: W = L^-1, row by row. */
+/* Compute W = L^-1 below the diagonal of A, row by row. A has L' on and above the diagonal. */
 NG_CLONES static void invert_factor(int64_t n, double *A) {
   for (int64_t i = 0; i < n; i++) {
     double *row = A + i * n;

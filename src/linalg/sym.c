@@ -55,7 +55,8 @@ static ng_sym_piece make_piece(ng_sym s, int64_t row, int64_t col, int64_t rows,
 /* Cut the block at column h. A diagonal block that crosses column h becomes two triangles and a rectangle. */
 int32_t ng_sym_cut(ng_sym s, int64_t r0, int64_t m, int64_t c0, int64_t k, ng_sym_piece out[3]) {
   const int64_t h = (s.n + 1) / 2;
-  const int64_t left = clamp(h - c0, 0, k); /* columns of the block left of column h */
+  /* number of columns of the block that lie left of column h */
+  const int64_t left = clamp(h - c0, 0, k);
   int32_t n = 0;
   if (m == 0 || k == 0) return 0;
   if (r0 != c0) {

@@ -16,12 +16,15 @@
 #include "simd.h"
 
 enum {
-  TILE = 256,         /* elements converted at a time; they stay in the L1 cache */
-  LANES = 8,          /* partial sums of a sum */
-  LEAST_FOLD = 16384, /* shorter folds run on one thread, because waking threads costs 10 us */
+  /* number of elements that are converted at a time, so that they stay in the L1 cache */
+  TILE = 256,
+  LANES = 8, /* partial sums of a sum */
+  /* a fold with fewer elements runs on one thread, because waking threads takes 10 us */
+  LEAST_FOLD = 16384,
   LEAST_SUM = 8192,
   MOST_PIECES = 256,
-  NORM_TILE = 512, /* elements of a tile of norm2; this and NORM_PIECES fix the order of its sum */
+  /* elements of a tile of norm2; NORM_TILE and NORM_PIECES fix the order of its sum */
+  NORM_TILE = 512,
   NORM_PIECES = 64
 };
 

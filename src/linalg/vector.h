@@ -38,9 +38,9 @@ static inline ng_dtype ng_dtype_of_solve(const ng_matrix *m) {
   return m->uses_double || m->average_dtype == NG_F64 || m->result_dtype == NG_F64 ? NG_F64
                                                                                    : NG_F32;
 }
-/* results.c: one after the other, by the other entries of the queue's table. */
+/* Defined in results.c: solve one matrix after the other, by the other entries of the queue's table. */
 void ng_host_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
-/* small.c: the same, with small matrices in threads and without BLAS. */
+/* Defined in small.c: as ng_host_solve, but small matrices are solved in threads and without BLAS. */
 void ng_small_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch);
 
 /* newton_schulz.c: by the entries gemm and sum_squares of the queue's table, and by `square`: C [n,n] <- alpha W W' + beta C, with W

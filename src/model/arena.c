@@ -139,7 +139,7 @@ void ng_arena_release(ng_precond *p) {
 struct ng_object_head {
   _Alignas(16) ng_object_head *older;
   ng_object_head *newer;
-  size_t bytes; /* of header and object */
+  size_t bytes; /* size of the header and the object together */
 };
 
 void *ng_object_unset(ng_precond *p, size_t bytes) {

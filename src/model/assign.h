@@ -13,7 +13,8 @@
 
 /* A task: solve one statistic of a block. */
 typedef struct ng_task {
-  const char *name; /* of tasks with equal cost, the last by name is assigned first, as published */
+  /* of several tasks with equal cost, the one with the last name is assigned first, as in the published programs */
+  const char *name;
   double cost;
   int32_t owner; /* result: the rank that solves the statistic */
 } ng_task;
@@ -32,7 +33,7 @@ typedef struct ng_assignment {
   ng_placement placement;
   bool one_owner; /* all tasks of a block have the same owner */
   int32_t m, n;   /* rows and columns of the grid */
-  double weight;  /* of solves relative to steps, for `balanced`: ng_assign_total_cost */
+  double weight;  /* used by `balanced`: number of solves per step, see ng_assign_total_cost */
   ng_assign_block *block;
   int32_t blocks, tasks; /* number of blocks; number of tasks of all blocks */
   char *scratch;         /* ng_assign_scratch bytes, aligned as by malloc */
@@ -51,7 +52,7 @@ void ng_partition(int32_t n, const double *weight, int32_t parts, int32_t *part)
 typedef struct ng_key {
   double cost;
   const char *name;
-  int32_t index; /* of the block */
+  int32_t index; /* index of the block */
 } ng_key;
 
 /* The load of a rank is the sum of the costs of its tasks. */
@@ -68,7 +69,8 @@ typedef struct ng_assigner {
   int32_t *next_row; /* [n] next row of each column, for round-robin */
 } ng_assigner;
 
-double ng_assign_block_cost(const ng_assign_block *w); /* sum of the costs of its tasks */
+/* return the sum of the costs of the block's tasks */
+double ng_assign_block_cost(const ng_assign_block *w);
 /* Add the costs of an assigned block to its column and owners (sign = 1), or subtract them (-1). */
 void ng_assign_charge(ng_assigner *x, const ng_assign_block *w, double sign);
 /* Assign each task of a block to the least-loaded rank of `column`, and charge its costs. */

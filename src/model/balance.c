@@ -15,7 +15,7 @@ static bool is_below(double a, double b) { return a < b - 1e-12 * b; }
 
 /* ---- between the ranks of a column -----------------------------------------------------------*/
 
-/* What one move reassigns: a block with all its tasks (one_owner), or one task. */
+/* The work that one move assigns to another rank: a block with all its tasks (one_owner), or one task. */
 typedef struct unit {
   ng_assign_block *w;
   int32_t task; /* index in w->task; -1: the whole block */
@@ -71,7 +71,7 @@ static void try_exchange(const ng_assigner *x, int32_t top, unit u, int32_t rank
 static bool improve_loads(ng_assigner *x) {
   const ng_assignment *a = x->a;
   int32_t top = 0, at = 0;
-  if (a->m == 1) return false; /* a column has one rank */
+  if (a->m == 1) return false; /* a column has one rank, so no other owner is possible */
   for (int32_t r = 1; r < a->m * a->n; r++) {
     if (x->load[r] > x->load[top]) top = r;
   }

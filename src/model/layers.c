@@ -301,7 +301,8 @@ ng_status ng_entry_add_layer(ng_precond *p, const ng_layer *d, int32_t *index) {
 ng_status ng_entry_add_tensor(ng_precond *p, const char *name, int64_t count, int32_t *index) {
   ng_entry e;
   memset(&e, 0, sizeof e);
-  e.d = (ng_layer){.name = name, .kind = NG_LINEAR, .shard_axis = -1}; /* with one row */
+  /* register the tensor as the weight of a layer with one row */
+  e.d = (ng_layer){.name = name, .kind = NG_LINEAR, .shard_axis = -1};
   e.is_tensor = true;
   e.slots = 1;
   set_slot(&e.slot[NG_WEIGHT], 1, count, 1);
@@ -315,7 +316,8 @@ ng_status ng_precond_enter(const ng_precond *p) {
 ng_status ng_check_callable(ng_precond *p, const char *call) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
-  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport or the device failed before", call);
+  if (p->is_broken)
+    return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport or the device failed before", call);
   if (!p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_ready first", call);
   return NG_OK;
 }

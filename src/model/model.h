@@ -32,7 +32,8 @@ typedef struct ng_slot {
   int32_t param;      /* NG_WEIGHT, NG_BIAS */
   const char *name;   /* "conv1.weight"; of a tensor: the name of the tensor */
   int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count] */
-  int64_t groups; /* of a convolution: they divide the rows, or the columns if rows = 1; else 1 */
+  /* number of groups of a convolution, which divide the rows, or the columns if rows = 1; otherwise 1 */
+  int64_t groups;
   ng_place grad, weight; /* bound arrays */
   void *m, *v;           /* momentum or first moment; second moment; NULL if the update has none */
   ng_dtype moment_dtype; /* f64 if the weight bound at ng_ready is f64, otherwise f32 */
@@ -40,8 +41,8 @@ typedef struct ng_slot {
   ng_block *block;       /* NULL: no curvature */
   int32_t segment;       /* index of this slot's segment in the block */
   bool updates_here;     /* this rank updates the weight (option update_ranks) */
-  bool is_excluded;      /* from this step: the entry is frozen or has no gradient */
-  _Atomic int64_t overflowed; /* elements that the update of this step left unchanged */
+  bool is_excluded;      /* set in each step: the entry is frozen or has no gradient */
+  _Atomic int64_t overflowed; /* number of elements that the update of this step left unchanged */
   double
       late_coefficients[2]; /* replace ng_group_numbers.coefficients if the entry missed updates */
 } ng_slot;
@@ -64,9 +65,10 @@ struct ng_entry {
   int32_t plan_members, plan_axis; /* arguments of ng_plan_shard; 0 members: not called */
   const struct ng_family *family;  /* set by ng_ready; NULL: no curvature */
   ng_layer_shard *shard;           /* set by ng_ready; NULL: not sharded */
-  ng_entry *registered;            /* of ng_layer_shard.whole: the registered shard; else NULL */
+  /* for ng_layer_shard.whole: the entry of the registered shard; otherwise NULL */
+  ng_entry *registered;
   int64_t out_size
-      [2]; /* of a convolution: height and width of the output of the declared image, or 0 */
+      [2]; /* for a convolution: height and width of the output at the declared image size, or 0 */
   /* The different output sizes [height, width] of a convolution in micro-batch `sizes_batch`.  sizes_count may exceed
    * NG_IMAGE_SIZES; then only the first sizes are stored. */
   int64_t sizes_batch;
@@ -82,16 +84,18 @@ struct ng_layer_shard {
   int64_t *first_element;  /* [members + 1] first element of each shard along the sharded axis */
   int64_t *saved_first_element; /* `first_element` of rank 0, whose model group saves the moments */
   int64_t *counts;              /* [members] scratch of a gather */
-  bool is_primary;              /* this rank adds the observations of its model group to the sums */
-  bool gathers;                 /* some rank of this model group computes PD */
-  float *whole_grad;            /* gathered gradient: weight [out, in], then the bias */
+  /* in the model group, this rank adds the observations to the sums */
+  bool is_primary;
+  /* some rank of this model group computes PD, so the gradient must be gathered */
+  bool gathers;
+  float *whole_grad; /* the gathered gradient: weight [out, in], then the bias */
 };
 
 /* Return the parameter (NG_WEIGHT, NG_BIAS) of slot k. */
 static inline int32_t ng_entry_param(const ng_entry *e, int32_t k) {
   return !e->is_tensor && e->d.kind == NG_NORM && e->d.norm_no_weight != 0 ? NG_BIAS : k;
 }
-/* Return the index of the slot of parameter `which`; -1 if the entry has none. */
+/* Return the index of the entry's slot for parameter `which`; -1 if there is no such slot. */
 static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
   for (int32_t k = 0; k < e->slots; k++) {
     if (ng_entry_param(e, k) == which) return k;
@@ -99,7 +103,7 @@ static inline int32_t ng_entry_slot(const ng_entry *e, int32_t which) {
   return -1;
 }
 
-/* Return the entry that families get: of a shard, the whole layer. */
+/* Return the entry that families receive: if e is a shard, the whole layer; otherwise e. */
 static inline const ng_entry *ng_entry_whole(const ng_entry *e) {
   return e->shard == NULL ? e : &e->shard->whole;
 }
@@ -162,7 +166,7 @@ typedef struct ng_segment {
 /* Who plans and fills ng_block.direction. */
 typedef enum ng_filled_by {
   NG_BY_NONE,
-  NG_BY_FAMILY, /* in the family's order; `emit` reads it */
+  NG_BY_FAMILY, /* the family fills `direction`, in an order that only its `emit` knows */
   NG_BY_ENGINE /* segment after segment, if some rank lacks the results: the exchange delivers PD */
 } ng_filled_by;
 
@@ -173,7 +177,7 @@ struct ng_block {
   ng_precond *p;
   ng_context *ctx;
   const char *name; /* key in messages and files: "fc1" (the layer), "window", "window.fc1" */
-  const char *own_options; /* of the layer; NULL: none */
+  const char *own_options; /* text of the layer's own options; NULL: none */
   ng_entry *entry;         /* layer of the block; NULL: a block over many layers */
   int32_t index;           /* index in ng_precond.block */
   ng_settings base;  /* options of the model, overridden by own_options (ng_block_set_options) */
@@ -192,17 +196,19 @@ struct ng_block {
   int64_t traces_per_stat;
   double *traces; /* [stats x traces_per_stat] */
   double
-      direction_cost; /* multiplications of a PD that uses no matrix of a statistic; create_state sets it */
-  bool solves;      /* the family solves this block; ng_family.create_state may clear the flag */
-  int32_t matrices; /* set in `create_state`: most matrices that ng_block_list_matrix lists */
-  int32_t matrices_listed; /* in this step */
+      direction_cost; /* number of multiplications for PD, if PD uses no matrix of a statistic; set by create_state */
+  bool solves; /* the family solves this block; ng_family.create_state may clear the flag */
+  /* largest number of matrices that ng_block_list_matrix lists in one step; set by create_state */
+  int32_t matrices;
+  int32_t matrices_listed; /* number of matrices listed in this step */
   bool
-      skips_update; /* set by the family, equal on all ranks: this step leaves the weights, also without decay */
+      skips_update; /* set by the family, equal on all ranks: this step does not change the weights, not even by
+                     * weight decay */
   bool is_worker;          /* this rank stores the results of the solve and can compute PD */
   void *state;             /* memory of the family */
-  int64_t curvature_bytes; /* averages, sums and results on this rank */
+  int64_t curvature_bytes; /* bytes of averages, sums and results on this rank */
   float *direction;        /* PD; with NG_BY_NONE memory of the family, or NULL */
-  ng_filled_by filled_by;  /* which code requests and fills `direction` */
+  ng_filled_by filled_by;  /* which code requests memory for `direction` and fills it */
   /* PD in slices: rank r computes elements [slice[r], slice[r + 1]) of whole_direction, in the family's order, and the
    * engine gathers the slices of all ranks; inner, d2, pd2 are this rank's part of sums over ranks.  NULL: not
    * sliced. */
@@ -212,16 +218,18 @@ struct ng_block {
    * (ng_family.select_topk). */
   int32_t topk_rounds;
   int64_t topk_counts[NG_TOPK_ROUNDS];
-  /* Valid in one step. */
+  /* The next fields are valid in one step. */
   bool is_selecting; /* the gradient is observed, but its top-k elements are not selected yet */
   bool is_excluded;  /* the layer is frozen, or its gradient is missing (missing = keep) */
   double inner, d2, pd2;
-  double *gradient_sums;  /* [groups of all segments x 2] results of ng_family.describe_sums */
-  int64_t refused_batch;  /* the last micro-batch in which an array of the block was not finite */
-  int32_t unobserved_now; /* number of statistics that were due and that no rank observed */
+  double *gradient_sums; /* [groups of all segments x 2] results of ng_family.describe_sums */
+  /* number of the last micro-batch in which an array of the block was not finite */
+  int64_t refused_batch;
+  /* number of statistics that were due in this step, but not observed by any rank */
+  int32_t unobserved_now;
   /* Since ng_ready. */
   bool was_observed
-      [NG_OBSERVED_KINDS]; /* some rank observed this kind, or the block does not use it */
+      [NG_OBSERVED_KINDS]; /* for each kind of observation: some rank has observed it, or the block does not use it */
   int64_t observation_count[NG_OBSERVED_KINDS];
   int64_t unobserved_steps; /* number of steps with unobserved_now > 0 */
   bool was_solved;
@@ -253,11 +261,11 @@ typedef struct ng_span {
 typedef struct ng_plan {
   bool is_placing;
   char *base[NG_USES]; /* placing pass: address of each arena */
-  int64_t
-      bytes[NG_USES]; /* requested so far in this pass; each request is rounded up to NG_ALIGN */
-  ng_span *result;    /* [ranks] results of each owner */
+  int64_t bytes
+      [NG_USES];   /* bytes requested so far in this pass; each request is rounded up to NG_ALIGN */
+  ng_span *result; /* [ranks] results of each owner */
   ng_span *direction; /* [columns] PD of the blocks of each column */
-  ng_span *sum;       /* [ranks] sums that only this owner receives */
+  ng_span *sum;       /* [ranks] the span of the sums that only this owner receives */
   ng_span shared_sum; /* all other sums */
 } ng_plan;
 
@@ -272,7 +280,8 @@ void *ng_plan_result(ng_plan *plan, int32_t owner, int64_t bytes);
 void ng_plan_direction(ng_plan *plan, ng_block *b, ng_filled_by by, int64_t floats);
 void ng_plan_scratch(ng_plan *plan, int64_t bytes); /* the scratch gets the largest request */
 void ng_plan_stats(ng_plan *plan, ng_block *b); /* averages and sums of the block's statistics */
-int64_t ng_plan_counted_bytes(const ng_plan *plan); /* bytes of averages, sums and results so far */
+/* return the bytes of averages, sums and results requested so far */
+int64_t ng_plan_counted_bytes(const ng_plan *plan);
 
 /* Between the passes: allocate the arenas and set the begin of each span. */
 ng_status ng_plan_commit(ng_precond *p, ng_plan *plan);
@@ -285,7 +294,8 @@ ng_status ng_scratch_grow(ng_precond *p, int64_t bytes, const char *name);
  * ng_objects_free_after: free all objects that are newer than `last` (NULL: all).
  * ng_objects_status: return NG_ERR_NOMEM if an allocation has failed since ng_objects_open. */
 void *ng_object(ng_precond *p, size_t bytes);
-void *ng_object_unset(ng_precond *p, size_t bytes); /* its memory is not set */
+/* the same, but the memory is not initialised */
+void *ng_object_unset(ng_precond *p, size_t bytes);
 char *ng_object_copy_text(ng_precond *p, const char *text);
 void ng_object_free(ng_precond *p, void *object);
 void ng_objects_open(ng_precond *p);
@@ -296,7 +306,7 @@ ng_status ng_objects_status(const ng_precond *p);
 
 /* W ranks form a grid of m rows and n = W/m columns, rank = row * n + column. */
 typedef struct ng_grid {
-  int32_t m, n, row, column; /* row, column: of this rank */
+  int32_t m, n, row, column; /* size of the grid; row and column of this rank */
   ng_group column_group, row_group;
   int32_t *ranks; /* scratch for lists of ranks */
 } ng_grid;
@@ -332,9 +342,10 @@ enum { NG_FIELD_KEY = 320 }; /* "layer/field": at most 255 and 47 characters, a 
 
 /* Where the last search of state/walk.c ended, in the order of files: arrays with elements of 8 bytes, 4, 2, 1. */
 typedef struct ng_field_search {
-  int64_t width;         /* bytes of an element; 0: no search yet */
-  int32_t key;           /* block or entry, see ng_state_key_fields */
-  int32_t fields_before; /* number of arrays before the first one of this width and key */
+  int64_t width; /* bytes of an element; 0: no search yet */
+  int32_t key;   /* block or entry, see ng_state_key_fields */
+  /* number of fields that precede the first field with this element size and key */
+  int32_t fields_before;
 } ng_field_search;
 
 struct ng_precond {
@@ -350,7 +361,8 @@ struct ng_precond {
   ng_block_stat *stat; /* [stats] of all blocks, in order; set by ng_ready */
   int32_t stats;
   int32_t update_groups; /* number of groups of ng_set_group, fixed at ng_ready; 0 before */
-  char *unused_globs; /* [unused_count] globs of skip_layers that match no layer, each with a 0 */
+  /* [unused_count] globs of skip_layers that match no layer, each ending with a 0 byte */
+  char *unused_globs;
   int32_t unused_count;
   bool is_ready;
   bool is_broken; /* the transport or the device failed; only ng_precond_destroy may be called */
@@ -359,17 +371,20 @@ struct ng_precond {
   int64_t arena_bytes[NG_USES];      /* bytes of each arena, and of all objects */
   ng_object_head *objects, *lasting; /* newest object; newest object at ng_objects_open */
   bool out_of_memory;                /* an allocation of an object failed since ng_objects_open */
-  ng_span *result_span, *direction_span, *sum_span; /* see ng_plan */
+  ng_span *result_span, *direction_span, *sum_span; /* spans of messages, set by ng_plan */
   ng_block_stat *owned; /* [owned_stats] statistics that only one owner receives, sorted by owner */
   int32_t owned_stats;
   struct ng_engine *step; /* step/step.h */
   /* counters */
   int64_t steps, updates, skipped;
-  int64_t overflowed;               /* elements that the updates of this rank left unchanged */
-  int64_t entries_without_gradient; /* in the last step; 0 if it was not counted */
-  int64_t unobserved; /* sum over steps of the statistics that were due and not observed */
+  /* number of elements that the updates of this rank left unchanged, in all steps */
+  int64_t overflowed;
+  /* number of entries without a gradient in the last step; 0 if the step did not count */
+  int64_t entries_without_gradient;
+  int64_t unobserved; /* number of statistics that were due, but not observed, summed over steps */
   int64_t rescued[NG_RESCUES];
-  ng_matrix **solve_list; /* [sum of ng_block.matrices] that the step solves, block after block */
+  /* [sum of ng_block.matrices] the matrices that the step solves, block after block */
+  ng_matrix **solve_list;
   int32_t solve_listed;
   ng_field_search last_search;
   char found_name[NG_FIELD_KEY]; /* the last name of ng_state_at */

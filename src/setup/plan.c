@@ -31,8 +31,8 @@ static void add_memory(const ng_plan *plan, ng_rank_plan *out) {
 
 /* The message to which the next statistic may be appended. */
 typedef struct open_message {
-  const ng_stat *last; /* its last statistic; NULL: nothing can be appended */
-  int64_t count;       /* its elements so far */
+  const ng_stat *last; /* the last statistic of the message; NULL: nothing can be appended */
+  int64_t count;       /* number of elements of the message so far */
 } open_message;
 
 static void add_statistic(const ng_precond *p, const ng_stat *s, open_message *x,

@@ -177,7 +177,7 @@ ng_status ng_setup_place(ng_precond *p) {
   return NG_OK;
 }
 
-/* Only for models in which no block depends on the number of the rank (plan.c). */
+/* Allowed only for models in which no block depends on the rank number (plan.c). */
 ng_status ng_setup_switch_rank(ng_precond *p, int32_t rank) {
   p->ctx->rank = rank;
   p->grid.row = rank / p->grid.n;
@@ -208,7 +208,8 @@ ng_status ng_setup_ready(ng_precond *p) {
   ng_objects_open(p);
   ng_status st = ng_groups_compare(p);
   if (st == NG_OK) st = ng_shards_exchange(p);
-  if (st == NG_OK) st = make_model(p); /* otherwise all ranks of this stage have an error */
+  /* if the collective above failed, all ranks of this stage have an error */
+  if (st == NG_OK) st = make_model(p);
   const ng_status worst = p->is_broken ? st : ng_pipeline_check(p, st);
   if (st == NG_OK) st = worst;
   if (st != NG_OK) {

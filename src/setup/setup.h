@@ -44,7 +44,8 @@ void ng_shards_plan_memory(const ng_precond *p, ng_plan *plan);
  * them, before ng_setup_release. */
 ng_status ng_shards_make_planned(ng_precond *p);
 void ng_shards_undo_planned(ng_precond *p);
-ng_status ng_shards_refuse_planned(ng_precond *p); /* in ng_ready: fail after ng_plan_shard */
+/* call in ng_ready: fail if ng_plan_shard was called */
+ng_status ng_shards_refuse_planned(ng_precond *p);
 /* Add the messages of sharded layers to a plan. */
 void ng_shards_count(const ng_precond *p, ng_rank_plan *out);
 

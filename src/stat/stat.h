@@ -42,10 +42,13 @@ static inline int ng_observed_kind(uint32_t bit) { return __builtin_ctz(bit); }
 
 /* Which ranks compute a statistic and which have the result. */
 typedef enum ng_spread {
-  NG_SPREAD_ALL,   /* every rank observes its samples and keeps the average of the sum over ranks */
-  NG_SPREAD_OWNER, /* every rank observes; only the owner receives the sum and keeps the average */
-  NG_SPREAD_LOCAL, /* the owner observes its own samples; ranks send nothing */
-  NG_SPREAD_SAME   /* every rank computes the whole statistic; ranks send nothing */
+  /* every rank observes its samples, and stores the average of the sum over ranks */
+  NG_SPREAD_ALL,
+  /* every rank observes its samples; only the owner receives the sum and stores the average */
+  NG_SPREAD_OWNER,
+  /* only the owner observes, and only its own samples, so no rank sends anything */
+  NG_SPREAD_LOCAL,
+  NG_SPREAD_SAME /* every rank computes the whole statistic; ranks send nothing */
 } ng_spread;
 
 /* The weights of a weighted sum: new value = old * present value + fresh * added value. */
@@ -57,32 +60,38 @@ typedef struct ng_mix {
 typedef struct ng_rule {
   bool averaged; /* false: no `average`, and the other fields are unused */
   ng_calls calls;
-  bool equal_weights; /* all observations have the same weight; false: their number of samples */
+  /* every observation has the same weight; false: its weight is its number of samples */
+  bool equal_weights;
   ng_start start;
   int64_t stat_batch;
-  double decay;     /* value for the next step */
-  bool adds;        /* with decay = 1 the average is the sum over steps; calls: mean */
+  double decay; /* value for the next step */
+  /* with decay = 1 the average becomes the plain sum over steps; `calls`: the mean */
+  bool adds;
   bool whole_shift; /* every rank adds the whole shift, not shift / ranks */
 } ng_rule;
 
 typedef struct ng_stat_part {
   int32_t group;
-  int64_t rows, cols; /* of a symmetric matrix, which is stored in ng_sym order: both the order */
+  /* size of the array; of a symmetric matrix in ng_sym order, both are its order */
+  int64_t rows, cols;
   /* Order of the published index along both axes: see ng_field in family/family.h. */
   int64_t offsets, channels;
   int64_t diagonal; /* the first `diagonal` elements of a vector are the diagonal of a matrix */
-  int64_t matrices; /* number of matrices that a solve inverts, each this average in another scale */
-  void *average;    /* of average_dtype; NULL: not on this rank */
-  void *older;      /* the average before the last refresh, if stale.enabled */
-  void *sum;        /* of sum_dtype: the sum of this step; NULL: this rank does not observe */
-  int finite;       /* result of ng_stat_scan: whether the sum is finite */
-  double largest;   /* largest |element|: of the sum (ng_stat_scan), then of the average */
+  /* number of matrices that a solve inverts: this average with different scales */
+  int64_t matrices;
+  void *average;  /* the running average, of average_dtype; NULL: this rank does not store it */
+  void *older;    /* the average before the last refresh, if stale.enabled */
+  void *sum;      /* the sum of this step, of sum_dtype; NULL: this rank does not observe */
+  int finite;     /* result of ng_stat_scan: whether the sum is finite */
+  double largest; /* largest |element| of the sum (after ng_stat_scan), then of the average */
 } ng_stat_part;
 
 typedef struct ng_stat {
-  const char *name;       /* "A", "g_mean": key of its arrays and numbers in messages and files */
-  uint32_t observed;      /* NG_OBSERVED_ bit of the observation that adds to the statistic */
-  uint32_t also_observed; /* bit of an earlier observation that is needed, too; 0: none */
+  /* "A", "g_mean": the key of the statistic's arrays and numbers in messages and files */
+  const char *name;
+  uint32_t observed; /* NG_OBSERVED_ bit of the observation that adds to the statistic */
+  /* NG_OBSERVED_ bit of a second kind of observation that must precede the first; 0: none */
+  uint32_t also_observed;
   bool symmetric;
   bool nonnegative; /* the elements are means of squares: f32, never negative */
   bool every_step;  /* stat_period does not apply */
@@ -95,24 +104,26 @@ typedef struct ng_stat {
   double *shift;      /* [groups] numbers to add to the diagonal of the average; NULL: none */
   ng_rule rule;
   ng_spread spread;
-  int32_t owner, observers;   /* a rank that stores the average; number of ranks whose sums are added */
-  bool observes, has_average; /* on this rank */
-  bool started;               /* the average contains a sample */
-  bool is_new;                /* the average changed in this step */
+  /* the rank that stores the average, or one of them; number of ranks whose sums are added */
+  int32_t owner, observers;
+  /* whether this rank observes the statistic, and whether it stores the average */
+  bool observes, has_average;
+  bool started; /* the average contains a sample */
+  bool is_new;  /* the average changed in this step */
   ng_stale stale;
   /* Of the current observation: */
-  bool is_due;         /* the observation adds to this statistic */
+  bool is_due;         /* observations of this step are added to this statistic */
   int64_t samples;     /* number of samples that this rank uses */
   int64_t samples_all; /* number of samples that all ranks use, if they share the micro-batch */
   ng_mix mix;          /* weights of the old sum and of the observation */
-  /* Of this step: */
+  /* The next fields belong to this step. */
   double w, keep;               /* weight of this rank's samples; weight of the old average */
-  double w_total, w_keep_total; /* w and w keep, summed over ranks */
+  double w_total, w_keep_total; /* w, and w times keep, both summed over ranks */
   bool shares_batch;            /* the ranks share their micro-batches */
   bool last_observed;           /* the last micro-batch before the step was observed */
   bool posted;                  /* the sum is posted, so no observation may add to it */
   double change
-      [4]; /* ng_stat_compare: ng_change.out since the last refresh, and since the one before */
+      [4]; /* ng_change.out of ng_stat_compare: since the last refresh, and since the refresh before */
 } ng_stat;
 
 /* Return whether the statistic uses observations of the kinds `what` (NG_OBSERVED_ bits). */
@@ -122,7 +133,8 @@ static inline bool ng_stat_uses(const ng_stat *s, uint32_t what) {
 /* Return whether sums and averages are doubles. Even then, values that exceed f32 are refused. */
 static inline bool ng_stat_is_double(const ng_stat *s) { return s->average_dtype == NG_F64; }
 int64_t ng_stat_part_count(const ng_stat *s,
-                           const ng_stat_part *p); /* elements of one array of a part */
+                           /* return the number of elements of one array of a part */
+                           const ng_stat_part *p);
 /* Return whether the sums of two adjacent statistics may travel in one message: they have the same dtypes. */
 static inline bool ng_stat_can_join(const ng_stat *before, const ng_stat *s) {
   return before->sum_dtype == s->sum_dtype && before->wire_dtype == s->wire_dtype;
@@ -158,7 +170,8 @@ ng_status ng_stat_add(ng_queue *q, const ng_stat *s, const double *x, int64_t n,
                       double rest);
 void ng_stat_count_samples(ng_stat *s);
 void ng_stat_skip_observation(ng_queue *q,
-                              ng_stat *s); /* for an observation without a sample on this rank */
+                              /* as above, for an observation of which this rank has no sample */
+                              ng_stat *s);
 
 /* ng_stat_weights: return w and w keep of this rank. ng_stat_set_totals: set their sums over ranks; `shares_batch`: the ranks
  * share their micro-batches. */

@@ -108,8 +108,10 @@ static bool check_names(factors *x) {
 
 static void prepare_factors(factors *x, ng_precond *p, const char *call, const char *folder) {
   ng_work *w = &x->w;
-  int64_t arrays = 0,
-          gathered = 0; /* most arrays of a block; most bytes if it has several owners */
+  int64_t
+      arrays = 0,
+      /* largest number of arrays of a block; largest number of bytes of a block with several owners */
+      gathered = 0;
   x->folder = folder;
   if (!ng_work_open(w, p, call, NULL) || !check_names(x)) return;
   for (int32_t i = 0; i < p->blocks; i++) {
@@ -381,7 +383,7 @@ ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *laye
     read_files(&x);
     NG_TRY(ng_work_agree(&x.w));
     NG_TRY(ng_work_sum(&x.w, x.found, p->blocks));
-    /* from here on only the transport can fail */
+    /* the checks have passed, so from here on only the transport can fail */
     for (int32_t i = 0; i < p->blocks; i++) {
       NG_TRY(store_block(&x, p->block[i], x.found[i]));
       count += x.found[i] > 0.0;

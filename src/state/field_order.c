@@ -77,8 +77,8 @@ typedef struct walker {
   const ng_field *f;
   char *dst;
   const char *src;
-  bool out;     /* from memory to the file; false: from the file to memory */
-  int64_t file; /* number of elements moved, which is the position in the file */
+  bool out;     /* direction of the copy; true: memory to file, false: file to memory */
+  int64_t file; /* number of elements moved so far, which is also the position in the file */
 } walker;
 
 /* Move the next n elements of the file.  In memory they begin at `at` and are `step` apart. */

@@ -14,11 +14,12 @@ enum { CHUNK = 1 << 18, LANES = 16 }; /* bytes read at once; tasks of a parallel
 
 /* A piece of an array. */
 typedef struct piece {
-  ng_part_piece listed;      /* as in the manifest */
-  int32_t item;              /* index of the array in ng_work.item */
-  bool is_wanted;            /* this rank needs elements of the piece */
-  int64_t staged_offset;     /* in parts: of this rank's elements of the array in `staged` */
-  const ngio_tensor *tensor; /* in the open file */
+  ng_part_piece listed; /* the piece as the manifest lists it */
+  int32_t item;         /* index of the array in ng_work.item */
+  bool is_wanted;       /* this rank needs elements of the piece */
+  /* state in parts: offset in `staged` of this rank's elements of the array */
+  int64_t staged_offset;
+  const ngio_tensor *tensor; /* the tensor of the open file */
   const char *error;         /* text of an error in the data, or NULL */
 } piece;
 
@@ -27,14 +28,15 @@ typedef struct load_data {
   ng_snapshot snapshot;
   bool is_single_file; /* the state is one file or a stream, which rank 0 reads */
   ng_hex id;           /* checksum of the manifest: the id of the state */
-  char *text; /* the manifest, which parsing changes; before share_manifest on rank 0 only */
+  /* text of the manifest, which parsing changes; before share_manifest only rank 0 has it */
+  char *text;
   int64_t text_bytes;
   piece *piece; /* [pieces] in the order of items */
   int64_t pieces;
   ngio_out list;    /* memory of `piece` */
   bool *reads_part; /* [parts] whether this rank needs elements of the part */
   char *path, *buffer;
-  char *staged; /* in parts: this rank's elements of all arrays, in published order */
+  char *staged; /* state in parts: this rank's elements of all arrays, in published order */
 } load_data;
 
 static bool refuse_tensor(load_data *x, int32_t item, const char *why) {
@@ -72,7 +74,8 @@ static bool read_header(load_data *x) {
           w, ngio_tensors_begin(&w->source, &alloc, &w->file, w->message, sizeof w->message))) {
     return false;
   }
-  x->text = (char *)ngio_tensors_text(w->file, NG_MANIFEST); /* in memory of w->file */
+  /* the text lies in memory of w->file */
+  x->text = (char *)ngio_tensors_text(w->file, NG_MANIFEST);
   const char *crc = ngio_tensors_text(w->file, NG_MANIFEST_CRC);
   const char *part = ngio_tensors_text(w->file, NGIO_PART);
   if (part != NULL) {
@@ -113,7 +116,8 @@ static ng_status share_manifest(load_data *x) {
   ng_work *w = &x->w;
   ng_status st = NG_OK;
   NG_TRY(ng_work_broadcast(w, &x->text_bytes, (int64_t)sizeof x->text_bytes, 0));
-  if (!w->is_rank0) x->text = ng_work_alloc(w, x->text_bytes + 1); /* with a terminating 0 */
+  /* allocate one byte more, for the terminating 0 */
+  if (!w->is_rank0) x->text = ng_work_alloc(w, x->text_bytes + 1);
   NG_TRY(ng_work_agree(w));
   NG_TRY(ng_work_broadcast(w, x->text, x->text_bytes, 0));
   if (!w->is_rank0) x->id = ng_hex_of(ng_crc32(0, x->text, (size_t)x->text_bytes));

@@ -324,7 +324,7 @@ static bool read_blocks(ng_work *w, const ngio_value *blocks) {
       hint = ngio_next(block, v);
       *to++ = x;
     }
-    if (block->count != n) { /* `solved` exists, so the block does */
+    if (block->count != n) { /* `solved` names the block, so the block exists */
       return ng_work_fail(w, NG_ERR_FILE,
                           "block '%s' of the manifest has numbers that are unknown to this "
                           "version",
@@ -372,7 +372,7 @@ void ng_snapshot_apply(ng_precond *p, const ng_snapshot *s, const double *values
   p->steps = s->steps;
   p->updates = s->updates;
   p->skipped = s->skipped;
-  /* each rank counts its own rungs; the state has the sum over ranks, which rank 0 gets */
+  /* each rank counts its own rungs; the file has their sum over ranks, which is given to rank 0 only */
   const bool first = p->ctx->rank == 0;
   for (int i = 0; i < NG_RESCUES; i++) {
     p->rescued[i] = first ? s->rung[i] : 0;

@@ -78,7 +78,8 @@ bool ng_manifest_begin(ng_work *w, int32_t parts) {
                  NG_VERSION_PATCH);
   ngio_open(o, NULL, '{');
   ngio_put_integer(o, "format", parts == 1 ? NG_STATE_FORMAT : NG_STATE_PARTS);
-  ngio_put_text(o, "library", version); /* for readers; a load ignores it */
+  /* for people who read the file; ng_load ignores this text */
+  ngio_put_text(o, "library", version);
   ngio_put_text(o, "method", p->opt.base.method);
   write_options(p, o);
   ngio_open(o, "counters", '{');
@@ -138,7 +139,7 @@ bool ng_manifest_end(ng_work *w, const int64_t *bytes, const int64_t *tensors, i
     ngio_shut(o, '}');
   }
   if (parts > 1) ngio_shut(o, ']');
-  ngio_out_bytes(o, "}", sizeof "}"); /* with the terminating 0 */
+  ngio_out_bytes(o, "}", sizeof "}"); /* sizeof includes the terminating 0 */
   if (o->lost) (void)ng_work_fail(w, NG_ERR_NOMEM, "no memory for the manifest");
   return w->st == NG_OK;
 }

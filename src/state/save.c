@@ -19,11 +19,11 @@
 typedef struct save_data {
   ng_work w;
   int32_t parts;          /* number of files: 1, or the number of ranks */
-  bool writes;            /* this rank has a file */
+  bool writes;            /* this rank writes a file */
   int64_t *bytes, *count; /* [parts] bytes and number of arrays of each file */
-  uint8_t *on_rank0;      /* [fields] for one file: rank 0 holds the array */
-  ngio_tensor *tensor;    /* [fields] arrays of this rank's file */
-  char *path;             /* of this rank's file */
+  uint8_t *on_rank0;      /* [fields] state in one file: whether rank 0 holds the array */
+  ngio_tensor *tensor;    /* [fields] the arrays in the file of this rank */
+  char *path;             /* path of the file that this rank writes */
   int64_t path_size;
   ng_hex id; /* checksum of the manifest */
 } save_data;
@@ -47,7 +47,7 @@ static bool piece_of(const save_data *x, const ng_field *f, int32_t r, ng_part_p
   if (f->holder != NULL) {
     for (i = 0; i < f->slices && f->holder[i] != r;)
       i++;
-    if (i == f->slices) return false; /* another rank writes this slice */
+    if (i == f->slices) return false; /* another rank holds the same slice and writes it */
   }
   *q = slice_of(f, i);
   return q->to > q->from;
@@ -360,7 +360,7 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to
   prepare_save(&x, p, call, to);
   NG_TRY(ng_work_agree(w));
   if (w->is_local && to->write == NULL)
-    goto done; /* the caller only asks whether this is possible */
+    goto done; /* the caller only asked whether a local save is possible */
   NG_TRY(gather_numbers(&x));
   if (w->is_rank0) make_manifest(&x);
   NG_TRY(ng_work_agree(w));
@@ -377,7 +377,8 @@ ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to
     (void)ng_work_check_io(w, ngio_writer_finish(&w->writer, w->message, sizeof w->message));
   }
   NG_TRY(ng_work_agree(w));
-  if (w->is_rank0 && can_read_all_parts(&x)) { /* also remove the parts of earlier states */
+  if (w->is_rank0 && can_read_all_parts(&x)) {
+    /* after all ranks have written the new state, rank 0 removes the parts of earlier states */
     (void)ng_work_check_io(
         w, ngio_writer_finish_and_sweep(&w->writer, x.id.text, w->message, sizeof w->message));
   }

@@ -43,7 +43,7 @@ int64_t ng_field_send_count(const ng_field *f);
 typedef struct ng_rect {
   int64_t top, bottom, left, right;
 } ng_rect;
-int32_t ng_slice_rank(const ng_field *f, int32_t i); /* rank that saves slice i */
+int32_t ng_slice_rank(const ng_field *f, int32_t i); /* return the rank that saves slice i */
 /* Return rows [from, to) of an array if by_rows, otherwise columns [from, to). */
 ng_rect ng_rect_of(const ng_field *f, bool by_rows, int64_t from, int64_t to);
 /* Convert an array between the order in memory and the published order, which is row-major; of a symmetric matrix it
@@ -60,11 +60,12 @@ const char *ng_field_error(const ng_field *f, const void *data, int64_t n);
 /* A file, or the caller's stream. */
 typedef struct ng_state_file {
   bool stream;
-  bool local;    /* save: without the other ranks; `write` NULL: only check that this is possible */
-  bool in_parts; /* save: one file per rank */
-  const char *path; /* of a file */
-  ng_reader read;   /* of a stream that is loaded */
-  ng_writer write;  /* of a stream that is saved */
+  /* save without the other ranks; with `write` NULL, only check whether this is possible */
+  bool local;
+  bool in_parts;    /* save one file per rank */
+  const char *path; /* path of a state in a file */
+  ng_reader read;   /* callback that reads a state from a stream */
+  ng_writer write;  /* callback that writes a state to a stream */
   void *user;
 } ng_state_file;
 

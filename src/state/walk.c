@@ -19,14 +19,14 @@ int32_t ng_state_field_count(ng_precond *p) {
 
 /* A search for one array. */
 typedef struct field_seek {
-  int64_t width; /* size of its elements in this pass over all arrays */
-  int32_t left;  /* number of arrays of this width to skip */
+  int64_t width; /* element size of the array; a pass visits only arrays of one element size */
+  int32_t left;  /* number of arrays of this element size to skip */
   bool found;
   char name[NG_FIELD_KEY]; /* "key/field" */
   ng_field field;
 } field_seek;
 
-/* Visit a field: skip s->left fields of this width, then take the next one. */
+/* Visit a field: if it has the wanted element size, skip it while s->left > 0, and otherwise store it. */
 static void seek_field(void *arg, ng_field *f) {
   field_seek *s = arg;
   if (s->found || ng_dtype_size(f->dtype) != s->width) return;

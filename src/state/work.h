@@ -19,7 +19,8 @@
 typedef struct ng_item {
   ng_field field;
   const char *name; /* "key/field" */
-  const void *data; /* load: the verified elements that this rank reads, in published order */
+  /* load: the elements of the array that this rank reads, verified, in published order */
+  const void *data;
 } ng_item;
 
 /* A piece of an array, which one file has: columns [from, to) of every row; rows [from, to), if by_rows; or, if
@@ -37,9 +38,10 @@ typedef struct ng_work {
   const char *label;                   /* prefix of messages: the public function, later the file */
   const ng_state_file *file_or_stream; /* NULL: the call has no file or stream */
   bool is_local;                       /* save: collectives do nothing */
-  bool is_rank0;                       /* this rank does what rank 0 does */
-  const ng_object_head *last_object;   /* the newest object of the model before ng_work_open */
-  ngio_out items, names, numbers;      /* memory of `item`, of the names, of `values` */
+  /* this rank is rank 0, or saves or loads without the other ranks */
+  bool is_rank0;
+  const ng_object_head *last_object; /* the newest object of the model before ng_work_open */
+  ngio_out items, names, numbers;    /* memory of `item`, of the names, of `values` */
   ngio_out number_names; /* names of the numbers of all blocks; an empty name ends a block */
   const char *key;       /* ng_work_list_state: name of the block or layer that is visited */
   const ng_block *block; /* ng_work_list_state: the block whose numbers are visited */
@@ -51,9 +53,9 @@ typedef struct ng_work {
   int64_t value_count;
   /* [value_count] numbers of all blocks, then a number for each entry; save: then rung counters and seals */
   double *values;
-  void *memory;        /* one array or row, in the order of memory */
-  void *published;     /* one array, in published order */
-  ngio_out out;        /* save: the manifest with its terminating 0 */
+  void *memory;        /* buffer for one array or one row, in the order of memory */
+  void *published;     /* buffer for one array, in published order */
+  ngio_out out;        /* save: the text of the manifest, with its terminating 0 */
   ngio_json *manifest; /* load: the manifest */
   ngio_writer *writer;
   ngio_source source; /* load, rank 0 */
@@ -68,7 +70,8 @@ bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_fi
  * read a file at the same time.  Call ng_work_list_state_status afterwards; it stores a failure in *w. */
 void ng_work_list_state(ng_work *w);
 bool ng_work_list_state_status(ng_work *w);
-void ng_work_close(ng_work *w); /* also after a failure; removes an unfinished file */
+/* close the file, also after a failure; remove a file that is not complete */
+void ng_work_close(ng_work *w);
 
 /* Allocate zeroed memory that ng_work_close frees.  Without memory, return NULL and store the failure in *w. */
 void *ng_work_alloc(ng_work *w, int64_t bytes);

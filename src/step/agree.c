@@ -10,17 +10,20 @@
  * the next of these reductions. Then all ranks return together (as PETSc's PCReduceFailedReason). */
 #include "step/step.h"
 
-enum { WEIGHTS = 2 }; /* numbers that check sums for each statistic: ng_stat_weights */
+enum { WEIGHTS = 2 }; /* numbers of each statistic that `check` sums: ng_stat_weights */
 
 /* Positions in the buffer of check. */
 enum {
-  REFUSED = NG_CODES, /* number of ranks that refused a value; the same position as in agree */
-  OVERFLOWED, /* elements that kept their old value in the last step; 0 if all ranks count the same */
-  LAST,       /* number of ranks with ng_batch.last */
-  BEGUN,      /* number of ranks that began a micro-batch */
+  /* number of ranks that refused a non-finite value; the position is the same in `agree` */
+  REFUSED = NG_CODES,
+  /* number of elements that kept their old value in the last step; 0 if this number is equal on all ranks */
+  OVERFLOWED,
+  LAST,   /* number of ranks with ng_batch.last */
+  BEGUN,  /* number of ranks that began a micro-batch */
   SHARED, /* whether ng_batch.whole is equal on all ranks that began a micro-batch (ng_hash_split) */
-  SAME = SHARED + NG_HASH_PIECES,    /* hashes of options and update (ng_hashes_write) */
-  FIRST_OUT = SAME + NG_HASH_NUMBERS /* [entries] number of ranks that exclude each entry */
+  SAME = SHARED + NG_HASH_PIECES, /* hashes of options and update (ng_hashes_write) */
+  /* [entries] number of ranks that exclude each entry; last in the buffer */
+  FIRST_OUT = SAME + NG_HASH_NUMBERS
 };
 
 /* Positions in the buffer of agree: status codes, refusals, two ng_sums, times (overhead.c), verdicts on statistics
@@ -53,7 +56,7 @@ ng_status ng_groups_compare(ng_precond *p) {
   static const char *const name[2] = {"stage_group", "model_group"};
   const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
   const int32_t W = p->ctx->ranks;
-  /* For each group: 1 if the group is given, then its size (ng_hash_split). */
+  /* For the model group and the stage group: 1 if the group was given, then its size (split by ng_hash_split). */
   double x[2][1 + NG_HASH_PIECES];
   for (int i = 0; i < 2; i++) {
     x[i][0] = group[i] != NULL;
@@ -70,7 +73,7 @@ ng_status ng_groups_compare(ng_precond *p) {
     } else {
       continue;
     }
-    /* Abort, because ranks that have a stage_group may already wait there. */
+    /* Abort the transport, because ranks that have a stage_group may already wait in a collective of that group. */
     if (i == 0) ng_exchange_abort(p);
   }
   return st;
@@ -253,7 +256,8 @@ static ng_status check_stage(ng_precond *p) {
   bool shared = false;
   st = check_batch_samples(p, x, &shared);
   if (st == NG_OK)
-    st = check_excluded(p, out); /* before the hashes, which depend on excluded entries */
+    st = check_excluded(
+        p, out); /* check excluded entries before the hashes, because the hashes depend on them */
   if (st == NG_OK) st = ng_hashes_check(p, x + SAME);
   w = out + p->entries;
   for (int32_t i = 0; i < p->blocks && st == NG_OK; i++) {

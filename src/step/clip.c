@@ -72,7 +72,8 @@ double ng_clip_weight(const ng_block *b) {
  * and contains <D, H>, |D|^2 and |H|^2. Set the ascent k = radius / |D|, where |D| is the norm over all blocks with
  * ascent, also blocks of other pipeline stages. */
 static ng_sums combine_sums(ng_precond *p, const ng_sums sums[2]) {
-  const double MOST = (double)FLT_MAX / 64.0; /* k times a clip factor of 64 fits f32 */
+  /* largest ascent: multiplied by a clip factor of at most 64, it still fits f32 */
+  const double MOST = (double)FLT_MAX / 64.0;
   const ng_sums h = sums[1];
   const double k = h.d2 > 0.0 ? fmin(p->opt.base.radius / sqrt(h.d2), MOST) : 0.0;
   p->step->ascent = k;
@@ -104,7 +105,7 @@ void ng_clip_compute(ng_precond *p, const ng_sums sums[2]) {
   step->pd2 = s.pd2;
   step->nu = common_factor(p, &s);
   if (!(step->nu - step->nu == 0.0) || !(s.inner - s.inner == 0.0) || !(s.pd2 - s.pd2 == 0.0)) {
-    step->has_refused = true; /* the sums overflowed; they are equal on all ranks */
+    step->has_refused = true; /* the sums are not finite, equally on all ranks */
     step->nu = 1.0;
   }
 }

@@ -13,7 +13,7 @@ bool ng_any_block(const ng_precond *p, bool (*is)(const ng_block *b)) {
   return false;
 }
 
-/* The steps to which periods apply. */
+/* Return the number of steps by which periods of the block count. */
 static int64_t count_steps(const ng_block *b) {
   return b->family->count_steps != NULL ? b->family->count_steps(b) : b->p->steps;
 }

@@ -112,7 +112,8 @@ void ng_emission_measure(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const bool sums = b->family->describe_sums != NULL && b->is_worker && !b->is_excluded;
-    b->measure_ms = sums ? (double)list_sums(l, b) : 0.0; /* until the time is known: elements */
+    /* the number of elements, until the measured time replaces it */
+    b->measure_ms = sums ? (double)list_sums(l, b) : 0.0;
     all += b->measure_ms;
   }
   if (l->measure_count > 0)
@@ -250,7 +251,7 @@ void ng_emission_list_blocks(ng_precond *p, bool unit) {
         *e = *x;
         if (p->opt.base.clip == NG_CLIP_VALUE) e->clip_bound = (float)p->opt.base.clip_bound;
         if (unit || p->step->shards.blocks == 0 || ng_shard_cut_direction(s, e))
-          e++; /* else: on another rank */
+          e++; /* if an element is NULL, another rank updates the parameter */
       }
       list_updates(p, ng_slot_registered(s), e - l->direction);
     }

@@ -21,7 +21,7 @@ ng_status ng_step_begin(ng_precond *p, const ng_batch *batch) {
   p->step->batches++;
   if (batch->last != 0) ng_exchange_begin_last_batch(p);
   if (batch->loss_scale - batch->loss_scale == 0.0) return NG_OK;
-  p->step->has_refused = true; /* loss scalers overflow now and then, so this is no error */
+  p->step->has_refused = true; /* a loss scaler overflows now and then, so this is not an error */
   return ng_fail(p->ctx, NG_SKIPPED, "ng_begin: loss_scale is not finite; this step is skipped");
 }
 
@@ -283,7 +283,8 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   ng_engine *step = p->step;
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
   const ng_strided nothing = {.dtype = NG_F32, .ndim = 2, .shape = {0, count_columns(&e->d, grad)}};
-  ng_obs o; /* set field by field, because clearing its lists would take longer */
+  /* set each field separately, because clearing the whole struct with its lists would take longer */
+  ng_obs o;
   o.kind = grad ? NG_OBSERVED_OUTGRAD : NG_OBSERVED_INPUT;
   o.samples = step->batch.samples;
   o.loss_scale = step->batch.loss_scale;

@@ -84,8 +84,10 @@ void ng_overhead_write(const ng_precond *p, double x[NG_COSTS]) {
     const int32_t n = is_last ? o->samples[i] : 0;
     memcpy(sorted, o->ms[i], (size_t)n * sizeof *sorted);
     qsort(sorted, (size_t)n, sizeof *sorted, compare_reals);
-    x[i] = n > 0 ? sorted[(n - 1) / 2]
-                 : 0.0; /* of two samples the lesser: the first has cold caches */
+    x[i] =
+        n > 0
+            ? sorted[(n - 1) / 2]
+            : 0.0; /* with two samples, return the smaller one, because the caches were cold in the first step */
   }
 }
 
@@ -94,7 +96,7 @@ void ng_overhead_end(ng_precond *p) {
   const double *cost = p->step->overhead.sum, share = p->opt.base.overhead;
   if (!(share > 0.0) || p->steps > NG_MEASURED_STEPS) return;
   measure_step(p, ng_now_ms());
-  /* no time of the caller: a state was loaded before the last measured step */
+  /* the caller's time is unknown, because a state was loaded before the last measured step */
   if (p->steps < NG_MEASURED_STEPS || !(cost[NG_COST_CALLER] > 0.0)) return;
   ng_options o = p->opt;
   const ng_periods now = {o.base.stat_period, o.base.solve_period};

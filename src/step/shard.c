@@ -158,7 +158,9 @@ static ng_status gather_gradient(ng_precond *p, ng_entry *e) {
   const ng_layer *d = &shard->whole.d;
   const bool outputs = e->d.shard_axis == 0;
   const int64_t each =
-      outputs ? d->in + d->bias : d->out; /* elements of one output, or of one input */
+      outputs ? d->in + d->bias
+              : d->out; /* number of elements of one output (sharded outputs), or of one input
+                                           * (sharded inputs) */
   float *gathered = (float *)(void *)p->arena[NG_USE_SCRATCH];
   float *mine = gathered + shard->first_element[shard->member] * each;
   float *bias = shard->whole_grad + d->out * d->in;
@@ -211,7 +213,8 @@ bool ng_shard_cut_direction(ng_slot *slot, ng_direction *e) {
   ng_region *D = &e->D;
   D->place = &own->grad;
   e->overflowed = &own->overflowed;
-  if (!outputs && bias) return true; /* the whole bias of a layer that is sharded by inputs */
+  /* a layer that is sharded by inputs has the whole bias on every rank */
+  if (!outputs && bias) return true;
   const bool rows = outputs && !bias;
   int64_t *at = rows ? &D->row : &D->col, *n = rows ? &D->rows : &D->cols;
   const int64_t from = s->first_element[s->member], begin = ng_max64(*at, from);

@@ -58,7 +58,7 @@ void ng_update_set_lr_1_keep_0(ng_group_numbers *group, ng_output_kind kind, int
 
 /* Lists of descriptors for the kernels, filled in each step. */
 typedef struct ng_emission {
-  int64_t capacity, tiles; /* largest number of descriptors, and of their tiles */
+  int64_t capacity, tiles; /* largest number of descriptors, and largest number of their tiles */
   /* Lengths in this step of `measure`; of `direction` and `update`; of `range` in ng_emission_measure. */
   int64_t measure_count, direction_count, plain_count;
   ng_measure *measure;
@@ -107,12 +107,13 @@ typedef struct ng_message {
   int64_t count;
   int64_t *owner_counts; /* [ranks] number of elements that each owner receives; NULL: all-reduce */
   ng_dtype dtype;
-  bool is_narrowed; /* f32 before and after the message, converted to the 16-bit `dtype` for it */
+  /* the message is f32 in memory and is converted to the 16-bit `dtype` while it is sent */
+  bool is_narrowed;
   ng_request request;
 } ng_message;
 
 typedef struct ng_exchange {
-  double *check_buffer;     /* the numbers that check and agree sum */
+  double *check_buffer;     /* buffer with the numbers that `check` and `agree` sum over ranks */
   ng_message *message;      /* [statistics + 1] in the order of posting */
   ng_wire_conversion *wire; /* [statistics + 1] messages to be converted */
   int64_t *counts; /* [messages x ranks] memory for owner_counts; NULL: all sums are all-reduced */
@@ -153,7 +154,8 @@ void ng_hashes_write(const ng_precond *p, double x[NG_HASH_NUMBERS]);
 ng_status ng_hashes_check(ng_precond *p, const double *x);
 
 ng_status ng_exchange_plan(ng_precond *p);
-ng_status ng_exchange_failed(ng_precond *p, const char *what); /* the collective `what` failed */
+/* report that the collective named `what` failed; return NG_ERR_COMM */
+ng_status ng_exchange_failed(ng_precond *p, const char *what);
 void ng_exchange_abort(ng_precond *p); /* set p->is_broken; abort all transports */
 ng_status ng_exchange_wait_statistics(ng_precond *p);
 /* At ng_ready: return the worst status of all ranks, or NG_ERR_COMM and a message if their hashes differ. */
@@ -203,7 +205,8 @@ int64_t ng_exchange_agree_count(const ng_precond *p);
 void ng_exchange_begin_last_batch(ng_precond *p);
 ng_status ng_exchange_post_ahead(ng_precond *p);
 ng_status ng_exchange_end_last_batch(ng_precond *p);
-void ng_exchange_reset(ng_precond *p); /* after a step or a reset: no block waits to be posted */
+/* call after a step or a reset: forget which blocks wait to be posted */
+void ng_exchange_reset(ng_precond *p);
 
 /* At ng_ready: return NG_ERR_COMM if some ranks have a stage_group (or model_group) and others have none, or one of another
  * size. */
@@ -245,7 +248,7 @@ typedef struct ng_quantify {
   double *extreme;         /* [threads x 2] minimum and maximum */
   int64_t *count;          /* [threads x bins] histogram */
   double *sum;             /* [tiles x 4] sums of r, <g, u>, |g|^2, |u|^2: see quantify.c */
-  double total[4];         /* the same four sums over all elements */
+  double total[4];         /* the four sums over all tiles */
   ng_group_numbers *group; /* [update_groups] numbers with lr = 1 */
   double *rank_sums;       /* buffer of a sum over ranks; NULL: every rank counts all elements */
   ng_scaling result;
@@ -323,10 +326,10 @@ enum { NG_MEASURED_STEPS = 20 };
 typedef struct ng_overhead {
   double ms[NG_COSTS][NG_MEASURED_STEPS];
   int32_t samples[NG_COSTS];
-  double began, ended;  /* this step's begin; the last step's end, 0: none */
-  double observed;      /* ms of this step's observations, before its begin */
+  double began, ended;  /* begin time of this step; end time of the last step, 0: there was none */
+  double observed;      /* milliseconds of this step's observations, which precede its begin */
   bool has_statistics;  /* statistics are due in this step */
-  double sum[NG_COSTS]; /* of the medians of all ranks, after the last measured step */
+  double sum[NG_COSTS]; /* sums over ranks of the medians, after the last measured step */
 } ng_overhead;
 
 /* The two periods that overhead.c chooses. */
@@ -337,9 +340,9 @@ typedef struct ng_periods {
  * of the caller's time; 100 if none does. */
 ng_periods ng_choose_periods(const double cost[NG_COSTS], double share, ng_periods now,
                              bool stat_is_free, bool solve_is_free);
-void ng_overhead_begin(ng_precond *p); /* when a step begins */
-void ng_overhead_end(ng_precond *p);   /* after a step was counted */
-/* x[NG_COSTS] <- this rank's medians in the last measured step, else zeros. */
+void ng_overhead_begin(ng_precond *p); /* call when a step begins */
+void ng_overhead_end(ng_precond *p);   /* call after a step was counted */
+/* Set x to this rank's medians in the last measured step, to zeros in all other steps. */
 void ng_overhead_write(const ng_precond *p, double x[NG_COSTS]);
 
 /* The state of the current step, and numbers of the last step. */
@@ -355,10 +358,12 @@ typedef struct ng_engine {
   double lr;            /* the largest learning rate of all groups */
   double largest;       /* largest magnitude of the last array that was scanned */
   uint64_t update_hash; /* hash of the coefficients of the update: ng_hash_number */
-  ng_status status;     /* worst status of this rank; after check and agree, of all ranks */
-  bool has_refused;     /* this rank refused a non-finite value; after check and agree, some rank */
-  bool refused_before;  /* `has_refused` before gradients were observed */
-  bool is_solving;      /* some block is solved in this step */
+  /* worst status of this rank; after `check` and after `agree`: of all ranks */
+  ng_status status;
+  /* this rank refused a non-finite value; after `check` and after `agree`: some rank refused one */
+  bool has_refused;
+  bool refused_before; /* `has_refused` before gradients were observed */
+  bool is_solving;     /* some block is solved in this step */
   /* Elements that kept their old value on this rank in the last step; the next check reads and clears this number. */
   int64_t overflowed;
   double nu, inner, d2, pd2; /* clip factor, <D, PD>, |D|^2, |PD|^2 of the last step */

@@ -85,7 +85,7 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
   static const ng_update update[] = {NG_UPDATE_GRADIENT, NG_UPDATE_SGD, NG_UPDATE_ADAMW};
   ng_engine *s = p->step;
   s->status = wrong;
-  if (wrong != NG_OK) return; /* keep the message of `wrong` */
+  if (wrong != NG_OK) return; /* return, so that the error message of `wrong` stays */
   if (p->opt.base.update != update[s->output.kind]) {
     s->status = ng_fail(p->ctx, NG_ERR_STATE, "%s: the option update is '%s', expected '%s'", call,
                         ng_choice_text(NG_OPTION_update, (int32_t)p->opt.base.update),
@@ -174,7 +174,8 @@ static void close_step(ng_precond *p, bool step_counts) {
     ng_stat *s = p->stat[i].stat;
     if (s->is_new || p->stat[i].block->is_excluded) continue;
     s->stale.steps_without++;
-    s->stale.bytes_saved += ng_stat_wire_bytes(s); /* not sent, because it was not refreshed */
+    /* the statistic was not refreshed, so these bytes were not sent */
+    s->stale.bytes_saved += ng_stat_wire_bytes(s);
   }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];

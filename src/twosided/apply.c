@@ -18,9 +18,10 @@ typedef enum use_of_result {
 typedef struct row_chunk {
   ng_queue *q;
   const ng_twosided *t;
-  int64_t row, rows, group_rows; /* rows [row, row + rows) of D; group_rows: of one group */
+  int64_t row, rows, group_rows; /* rows [row, row + rows) of D; number of rows of one group */
   void *T;                       /* [rows, cols]: D times the right matrix */
-  void *R; /* the result of one matrix (ng_matrix.R), as f32 or as a full matrix of doubles */
+  /* the result of one matrix (ng_matrix.R): converted to f32, or unpacked to a full matrix of doubles */
+  void *R;
 } row_chunk;
 
 static ng_dtype dtype_of(const row_chunk *c) { return c->t->is_double ? NG_F64 : NG_F32; }

@@ -26,7 +26,7 @@ struct ng_curvature {
   int64_t corrected;        /* 0: eigenvalues are products */
   double *spectrum, *X, *Y; /* scratch [rows, cols] each */
   double *squares;          /* scratch [n, n], n = max(rows, cols), unless both are diagonal */
-  size_t bytes;             /* of the allocation */
+  size_t bytes;             /* size of the allocation */
 };
 
 static const ng_linalg_ops *host(const ng_curvature *c) { return c->ctx->queue->backend->host; }

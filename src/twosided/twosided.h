@@ -11,12 +11,12 @@
 #include "kernel/kernel.h"
 
 typedef struct ng_twosided {
-  int64_t groups, rows, cols;      /* rows: of one group */
+  int64_t groups, rows, cols;      /* number of groups; rows of one group; columns */
   ng_matrix *left, *right;         /* L multiplies rows, R multiplies columns */
-  int32_t left_count, right_count; /* matrices of one group */
+  int32_t left_count, right_count; /* number of matrices of one group on each side */
   ng_spectrum
       *damping;   /* eigen: damping_g (of L), damping_a (of R) and damping_both of each group */
-  bool is_good;   /* all results passed their checks; otherwise PD = D (copy: 0) */
+  bool is_good;   /* all results passed their checks; if false, PD = D (or 0 with `copy`) */
   bool is_double; /* D, PD and all results are f64; inverse, eigen */
 } ng_twosided;
 
@@ -98,7 +98,8 @@ typedef struct ng_curvature_power { /* ng_damped_power */
 ng_status ng_curvature_make(ng_context *ctx, const ng_factors *f, ng_curvature **out);
 void ng_curvature_free(ng_curvature *c);
 ng_context *ng_curvature_context(const ng_curvature *c);
-int64_t ng_curvature_count(const ng_curvature *c); /* elements of one matrix x_k */
+/* return the number of elements of one matrix x_k */
+int64_t ng_curvature_count(const ng_curvature *c);
 /* Return the elements of one position of ng_samples.left, or of right. */
 int64_t ng_curvature_width(const ng_curvature *c, bool left);
 /* Return false if M does not exist: the power is negative and a damped eigenvalue is 0. */
