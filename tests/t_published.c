@@ -16,7 +16,7 @@ typedef struct meaning {
   const char *who; /* "system/variant", or a method */
   const char *name, *value;
   const char *option, *reads;
-  const char *first; /* "name=value" to set first; NULL: none */
+  const char *first; /* "name=value;name=value" to set first; NULL: none */
 } meaning;
 
 static const meaning meanings[] = {
@@ -184,6 +184,7 @@ static const meaning meanings[] = {
     {"SOAP/soap", "betas", "0.8", REFUSED, "two numbers", NULL},
     {"SOAP/soap", "shampoo_beta", "-1", "stat_decay", "0.95", NULL},
     {"SOAP/soap", "shampoo_beta", "0.7", "stat_decay", "0.7", NULL},
+    {"SOAP/soap", "betas", "0.8,0.99", "stat_decay", "0.99", "shampoo_beta=0.7;shampoo_beta=-1"},
     {"SOAP/soap", "merge_dims", "True", "merge_axes", "left", NULL},
     {"SOAP/soap", "max_precond_dim", "0", REFUSED, "max_axis", NULL},
     {"SOAP/soap", "data_format", "channels_last", ABSENT, "strides", NULL},
@@ -193,12 +194,15 @@ static const meaning meanings[] = {
     {"Distributed Shampoo/shampoo", "betas", "0.8", REFUSED, "two numbers", NULL},
     {"Distributed Shampoo/shampoo", "beta3", "0.7", "filter_decay", "0.7", NULL},
     {"Distributed Shampoo/shampoo", "beta3", "-1.0", "filter_decay", "0.9", NULL},
+    {"Distributed Shampoo/shampoo", "beta3", "-1", "filter_decay", "0.9", "beta3=0.7"},
     {"Distributed Shampoo/shampoo", "beta3", "1.5", REFUSED, "filter_decay", NULL},
     {"Distributed Shampoo/shampoo", "grafting", "rmsprop", "second_decay", "0.99", NULL},
     {"Distributed Shampoo/shampoo", "grafting", "adam", "second_decay", "0.999", NULL},
     {"Distributed Shampoo/shampoo", "precondition_frequency", "50", "solve_start", "50", NULL},
     {"Distributed Shampoo/shampoo", "start_preconditioning_step", "-1", "solve_start", "1", NULL},
     {"Distributed Shampoo/shampoo", "start_preconditioning_step", "9", "solve_start", "9", NULL},
+    {"Distributed Shampoo/shampoo", "start_preconditioning_step", "-1", "solve_start", "1",
+     "start_preconditioning_step=9"},
     {"Distributed Shampoo/shampoo", "grafting", "None", "grafting", "none", NULL},
     {"Distributed Shampoo/shampoo", "target_parameter_dimensionality", "0", REFUSED, "kept_axes",
      NULL},
@@ -243,11 +247,12 @@ static ng_options create_options_for(const char *who) {
 static void check_meaning(const meaning *m) {
   ng_options o = create_options_for(m->who);
   double lr = -1;
-  if (m->first != NULL) {
-    char name[64];
-    const size_t n = strcspn(m->first, "=");
-    (void)snprintf(name, sizeof name, "%.*s", (int)n, m->first);
-    assert_int_equal(ng_options_set_published(&o, name, m->first + n + 1, NULL, NULL, 0), NG_OK);
+  char first[128], *rest;
+  (void)snprintf(first, sizeof first, "%s", m->first == NULL ? "" : m->first);
+  for (char *name = strtok_r(first, ";", &rest); name != NULL; name = strtok_r(NULL, ";", &rest)) {
+    char *value = strchr(name, '=');
+    *value++ = 0;
+    assert_int_equal(ng_options_set_published(&o, name, value, NULL, NULL, 0), NG_OK);
   }
   const ng_options before = o;
   message[0] = 0;

@@ -346,6 +346,7 @@ static ng_status set_shampoo_beta(job *j) {
   double beta;
   if (!ng_read_real(j->value, &beta)) return refuse_value(j, NG_ERR_ARG, "a number");
   if (beta >= 0.0) return set_option(j, "stat_decay", j->value);
+  j->full->given[NG_OPTION_stat_decay] = false;
   j->full->base.stat_decay = j->full->base.second_decay;
   return NG_OK;
 }
@@ -400,6 +401,7 @@ static ng_status set_unless_minus_1(job *j) {
   double v;
   if (!ng_read_real(j->value, &v)) return refuse_value(j, NG_ERR_ARG, "a number");
   if (v != -1.0) return set_option(j, j->row->option, j->value);
+  j->full->given[ng_option_find(j->row->option)] = false;
   set_derived_values(j);
   return NG_OK;
 }
