@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from . import _abi, _core, _exchange, _layers
 from ._core import make_error, short_repr, to_float
+from ._hooks import LayerHook
 from ._library import load_library
 
 
@@ -65,6 +66,20 @@ def _rows_of(module, a, g):
     if module.bias is not None:
         a = torch.cat([a, a.new_ones(*a.shape[:3], 1)], 3)
     return g.double(), a.double()
+
+
+@contextlib.contextmanager
+def _pause_preconditioners(model, but=None):
+    """Let the preconditioners of a model observe nothing, except the one with the Observer `but`."""
+    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, LayerHook)]
+    paused = {observer: observer.is_enabled for observer in (hook.observer() for hook in hooks) if observer not in (None, but)}
+    try:
+        for observer in paused:
+            observer.is_enabled = False
+        yield
+    finally:
+        for observer, was_enabled in paused.items():
+            observer.is_enabled = was_enabled
 
 
 def _record_problem(module):
@@ -139,9 +154,9 @@ class Curvature:
                    empirical Fisher matrix, labels drawn from the model's output give the Fisher matrix
         options    arguments of natgrad.KFAC, such as skip_layers; spatial = full is set
 
-        The gradients and the mode of the model stay.  With torch.distributed all ranks call this function with batches of
-        their own, also different numbers of batches; every rank returns the curvature of all samples.  `model` is then passed to
-        loss() without DistributedDataParallel."""
+        The gradients and the mode of the model stay, and preconditioners of the model observe nothing.  With torch.distributed
+        all ranks call this function with batches of their own, also different numbers of batches; every rank returns the
+        curvature of all samples.  `model` is then passed to loss() without DistributedDataParallel."""
         from .preconditioner import KFAC
         kfac = KFAC(model, reduction=reduction, process_group=process_group, threads=threads,
                     **{"norm_block": "none", "clip": "none", "spatial": "full", "stat_start": "first", **options})
@@ -150,8 +165,9 @@ class Curvature:
         try:
             for p, _ in gradients:
                 p.grad = None
-            for batch in batches:
-                loss(kfac.model, batch).backward()
+            with _pause_preconditioners(kfac.model, but=kfac._observer):
+                for batch in batches:
+                    loss(kfac.model, batch).backward()
             for p, _ in gradients:  # the step preconditions zeros; its statistics are of all batches
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
             if kfac.step() == _abi.NG_SKIPPED:
@@ -274,7 +290,8 @@ class Curvature:
             with curvature.record(model) as samples:
                 loss_function(model(images), labels, reduction="sum").backward()
 
-        The loss is the sum of the losses of samples, and the first axis of all arrays counts samples."""
+        The loss is the sum of the losses of samples, and the first axis of all arrays counts samples.  Preconditioners of the
+        model observe nothing."""
         modules, found, hooks = dict(model.named_modules()), {}, []
         for name in self._handles:
             problem = _record_problem(modules.get(name))
@@ -292,7 +309,8 @@ class Curvature:
 
         try:
             hooks += [modules[name].register_forward_hook(observe(name)) for name in self._handles]
-            yield found
+            with _pause_preconditioners(model):
+                yield found
         finally:
             for hook in hooks:
                 hook.remove()

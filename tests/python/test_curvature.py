@@ -134,6 +134,31 @@ class CurvatureOfLayers(Case):
         self.assertTrue(torch.equal(model[1].running_mean, before))
         self.assertFalse(any(m._forward_hooks for m in model.modules()))
 
+    def test_other_preconditioners_observe_nothing(self):
+        """Passes in training mode between backward and step leave the step as it is."""
+        steps = []
+        for method in ("natgrad", "kaisa"):
+            for accumulates in (False, True):
+                model = small_conv_net()
+                k = natgrad.KFAC(model, method=method, damping=0.1)
+                for t in range(2):
+                    model.zero_grad()
+                    loss_of(model, *random_batch(seed=t)).backward()
+                    averages = {name: tensor.clone() for name, tensor in model.named_buffers()}  # of the batch norm
+                    gradients = [p.grad.clone() for p in model.parameters()]
+                    if accumulates:
+                        curvature = natgrad.Curvature.accumulate(model, batches_of((7, 3)), sum_of_losses)
+                        with curvature.record(model):
+                            sum_of_losses(model, *batches_of((5,))).backward()
+                        model.load_state_dict(averages, strict=False)
+                    for p, g in zip(model.parameters(), gradients):
+                        p.grad.copy_(g)
+                    k.step()
+                steps.append([p.grad for p in model.parameters()])
+                self.assertTrue(k.hook_enabled)
+            for a, b in zip(*steps[-2:]):
+                self.assertTrue(torch.equal(a, b))
+
     def test_a_pass_in_eval_mode_observes_attention(self):
         class Net(nn.Module):
             def __init__(self):
