@@ -7,6 +7,8 @@
 #   TORTURE_FUZZ_SECONDS=600     seconds of libFuzzer on the reader of the state
 #   TORTURE_FORGED=2000          forgeries of each of three recordings, read by a build with sanitizers
 #   TORTURE_MIXED=10             rounds of 40 checkpoints with parts of different checkpoints
+#   TORTURE_TRIES=10000          tries of each attack with random inputs (the tables of docs/reliability.md)
+#   TORTURE_INPUTS=2500          forgeries of each input of export, plan and prune
 #   TORTURE_SEED=$RANDOM         seed of the random moments and forgeries
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +18,8 @@ steps=${TORTURE_STEPS:-600}
 fuzz_seconds=${TORTURE_FUZZ_SECONDS:-600}
 forged=${TORTURE_FORGED:-2000}
 mixed=${TORTURE_MIXED:-10}
+tries=${TORTURE_TRIES:-10000}
+inputs=${TORTURE_INPUTS:-2500}
 seed=${TORTURE_SEED:-$RANDOM}
 RANDOM=$seed
 work=$(mktemp -d)
@@ -74,6 +78,30 @@ mix_checkpoints() {
   print_figure "$(grep '^mixed checkpoints:' "$work/mixed")"
 }
 
+# ---- random attacks ----------------------------------------------------------------------------------
+# attack NAME TRIES PROGRAM...: run a test whose usual number of tries is TRIES so often that it makes $tries tries
+attack() {
+  local name=$1 usual=$2 began=$SECONDS
+  shift 2
+  NG_TEST_SOURCE_DIR=$PWD NG_TEST_BUILD_DIR=$(realpath "$build") NG_TEST_PROGRAM=$(realpath "$build")/natgrad NG_TEST_SEED=$seed \
+    NG_TEST_MULT=$(awk "BEGIN { print $tries / $usual }") "$@" >"$work/attack" 2>&1 ||
+    { tail -n 40 "$work/attack"; fail "$name, seed $seed"; }
+  grep -q '^skipped' "$work/attack" && print_figure "attack: $name $(grep '^skipped' "$work/attack")" ||
+    print_figure "attack: $name tries = $tries failures = 0 seed = $seed seconds = $((SECONDS - began))"
+}
+run_attacks() {
+  local parts=$build/t_parts
+  attack 'oracle: factors, vectors, f16 and bf16, groups, dilation' 700 "$build/t_oracle"
+  attack 'oracle: windows, top-k, low rank' 400 "$build/t_window"
+  attack 'factor folders' 300 "$build/t_factor_files"
+  attack 'resume on other ranks after a kill' 40 "$parts"
+  attack 'faults of shards' 60 "$build/t_shards_faults"
+  attack 'ranks that disagree' 540 "$build/t_same"
+  [[ ! -x $build/t_same_mpi ]] || attack 'ranks that disagree, MPI' 120 tests/mpirun.sh 3 "$build/t_same_mpi"
+  attack 'torch.distributed under faults' 40 tests/python.sh "$(realpath "$build/libnatgrad.so.0")" 2 \
+    test_ranks.Ranks.test_random_faults_reach_all_ranks
+}
+
 # ---- allocations -----------------------------------------------------------------------------------
 fail_allocations() {
   local line
@@ -99,20 +127,21 @@ run_fuzzer() {
 
 # ---- recordings ----------------------------------------------------------------------------------------------
 forge_recordings() {
-  local asan=${ASAN_BUILD:-build-asan}
+  local asan=${ASAN_BUILD:-build-asan} line
   if [[ -z ${ASAN_BUILD:-} ]]; then
     cmake --preset asan >"$work/cmake" || { cat "$work/cmake"; fail "cmake --preset asan failed"; }
     cmake --build "$asan" --target natgrad_cli cli_helper cli_forge >"$work/ninja" || { cat "$work/ninja"; fail "the program does not build"; }
   fi
   asan=$(cd "$asan" && pwd)
   (cd "$asan" && NG_TEST_SOURCE_DIR=$OLDPWD NG_TEST_BUILD_DIR=$asan NG_TEST_PROGRAM=$asan/natgrad \
-    FORGED_COUNT=$forged FORGED_SEED=$seed ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1 \
+    FORGED_COUNT=$forged FORGED_SEED=$seed FORGED_INPUTS=$inputs ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1 \
     "$OLDPWD/tests/cli/forged.sh" >"$work/forged" 2>&1) || { cat "$work/forged"; fail "a forged recording did harm"; }
-  print_figure "$(grep '^forged:' "$work/forged") failures = 0 seed = $seed"
+  while IFS= read -r line; do print_figure "$line failures = 0 seed = $seed"; done < <(grep '^forged' "$work/forged")
 }
 
 kill_runs
 mix_checkpoints
+run_attacks
 forge_recordings
 run_fuzzer
 fail_allocations

@@ -3,12 +3,15 @@
 #include "unit_test.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "crc.h"
+#include "draw.h"
 #include "family/family.h"
 #include "ranks.h"
 #include "safetensors.h"
@@ -299,6 +302,145 @@ static void factors_of_other_models_are_refused(void **state) {
   sim_close(&a);
 }
 
+/* ---- random damage ---------------------------------------------------------------------------*/
+
+enum { MOST_BYTES = 1 << 16 };
+
+typedef struct forgery {
+  unsigned char bytes[MOST_BYTES];
+  size_t n;
+} forgery;
+
+static size_t header_end(const forgery *x) {
+  uint64_t n = 0;
+  if (x->n >= 8) memcpy(&n, x->bytes, 8);
+  return n < x->n && 8 + n <= x->n ? 8 + (size_t)n : x->n;
+}
+
+/* Write the checksum of the arrays as they are now. */
+static void repair_checksum(forgery *x) {
+  static const char key[] = "natgrad.crc32\":\"";
+  const size_t end = header_end(x);
+  for (size_t i = 8; i + sizeof key + 8 < end; i++) {
+    if (memcmp(x->bytes + i, key, sizeof key - 1) != 0) continue;
+    char hex[9];
+    (void)snprintf(hex, sizeof hex, "%08x", ng_crc32(0, x->bytes + end, x->n - end));
+    memcpy(x->bytes + i + sizeof key - 1, hex, 8);
+  }
+}
+
+static void damage_file(rng *r, forgery *x) {
+  static const float number[] = {0, -0.0F, -1, 1e-38F, 3e38F, -3e38F, INFINITY, NAN};
+  static const char letter[] = "0123456789{}[]\",:-eFA\\ ";
+  const size_t end = header_end(x);
+  if (x->n < 16) return;
+  switch (rng_below(r, 6)) {
+  case 0: /* a bit */
+    x->bytes[rng_below(r, (int64_t)x->n)] ^= (unsigned char)(1U << rng_below(r, 8));
+    break;
+  case 1:
+  case 2: /* an element */
+    if (end + 4 > x->n) break;
+    memcpy(x->bytes + end + 4 * (size_t)rng_below(r, (int64_t)(x->n - end) / 4),
+           &number[rng_below(r, 8)], 4);
+    break;
+  case 3: /* a letter of the header */
+    x->bytes[rng_between(r, 8, (int64_t)end - 1)] =
+        (unsigned char)letter[rng_below(r, sizeof letter - 1)];
+    break;
+  case 4:
+    x->n = (size_t)rng_below(r, (int64_t)x->n);
+    break;
+  default: /* a digit of the header, as in shapes and offsets */
+    for (int64_t i = rng_between(r, 8, (int64_t)end - 1); i < (int64_t)end; i++) {
+      if (x->bytes[i] < '0' || x->bytes[i] > '9') continue;
+      x->bytes[i] = (unsigned char)('0' + rng_below(r, 10));
+      break;
+    }
+  }
+}
+
+/* Put something else in place of a file: nothing, a link to itself, a pipe, the file of another layer, an empty file. */
+static void replace_file(rng *r, const path *dir, const path *file) {
+  const path other = path_in(dir, files[rng_below(r, FILES)]);
+  (void)unlink(file->text);
+  switch (rng_below(r, 5)) {
+  case 0:
+    break;
+  case 1:
+    assert_int_equal(symlink(file->text, file->text), 0);
+    break;
+  case 2:
+    assert_int_equal(mkfifo(file->text, 0600), 0);
+    break;
+  case 3:
+    (void)link(other.text, file->text);
+    break;
+  default:
+    write_file(file->text, "", 0);
+  }
+}
+
+/* Files with one to three random changes, often with a right checksum.  The folder is loaded, and the next step
+ * succeeds, or it is refused in one line that names a file, and nothing changes. */
+static void forged_folders_are_loaded_or_refused(void **state) {
+  const path dir = path_of("factors");
+  rng r = {test_seed()};
+  const int64_t tries = test_repetitions(300);
+  int64_t loaded = 0;
+  forgery good[FILES];
+  sim a, b;
+  open_and_step(&a, &plain, 3);
+  save_factors(&a, &dir);
+  sim_close(&a);
+  for (int k = 0; k < FILES; k++) {
+    size_t n;
+    unsigned char *bytes = read_file(path_in(&dir, files[k]).text, &n);
+    assert_true(n <= MOST_BYTES);
+    memcpy(good[k].bytes, bytes, good[k].n = n);
+    free(bytes);
+  }
+  open_and_step(&b, &plain, 1);
+  uint64_t before = sim_fingerprint(&b);
+  for (int64_t i = 0; i < tries; i++) {
+    for (int k = 0; k < FILES; k++) {
+      const path file = path_in(&dir, files[k]);
+      (void)unlink(file.text);
+      write_file(file.text, good[k].bytes, good[k].n);
+    }
+    for (int64_t n = rng_between(&r, 1, 3); n > 0; n--) {
+      const int k = (int)rng_below(&r, FILES);
+      const path file = path_in(&dir, files[k]);
+      forgery x = good[k];
+      if (rng_below(&r, 8) == 0) {
+        replace_file(&r, &dir, &file);
+        continue;
+      }
+      for (int64_t m = rng_between(&r, 1, 3); m > 0; m--)
+        damage_file(&r, &x);
+      if (rng_below(&r, 4) > 0) repair_checksum(&x);
+      (void)unlink(file.text);
+      write_file(file.text, x.bytes, x.n);
+    }
+    const ng_status st = ng_load_factors(b.p, dir.text, NULL);
+    if (st == NG_OK) {
+      loaded++;
+      if (sim_step(&b, 1) < NG_OK) fail_msg("try %d: %s", (int)i, ng_last_error(b.ctx));
+      sim_close(&b);
+      open_and_step(&b, &plain, 1);
+      before = sim_fingerprint(&b);
+      continue;
+    }
+    if (st != NG_ERR_FILE) fail_msg("try %d: %s", (int)i, ng_status_name(st));
+    assert_refusal(&b, ".safetensors", before);
+  }
+  printf("factor folders: forged = %d loaded = %d\n", (int)tries, (int)loaded);
+  assert_true(loaded * 20 > tries && loaded * 4 < 3 * tries);
+  assert_untouched(&b, &plain, 1);
+  (void)delete_folder_of_factors(&dir);
+  sim_close(&b);
+}
+
 /* One rank cannot read its file: all ranks refuse with its message. */
 typedef struct failing {
   const char *folder;
@@ -343,6 +485,7 @@ int main(void) {
       cmocka_unit_test(factors_load_on_other_ranks),
       cmocka_unit_test(missing_files_change_nothing),
       cmocka_unit_test(damaged_files_are_refused),
+      cmocka_unit_test(forged_folders_are_loaded_or_refused),
       cmocka_unit_test(factors_of_other_models_are_refused),
       cmocka_unit_test(a_fault_on_one_rank_is_refused_by_all),
   };

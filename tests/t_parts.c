@@ -5,10 +5,15 @@
 #include "unit_test.h"
 
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "draw.h"
 #include "ranks.h"
 #include "safetensors.h"
 #include "state_help.h"
@@ -80,6 +85,75 @@ static void any_number_of_ranks_loads_the_parts(void **state) {
       clear_folder();
     }
   }
+}
+
+/* ---- a kill during a save --------------------------------------------------------------------*/
+
+static int64_t now_us(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+/* Save step 3 in parts from n ranks, in a child process; kill it after `us` microseconds, or let it end if us < 0. */
+static void save_in_child(int32_t n, const char *parts, int64_t us) {
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    transfer x = {.parts = parts, .steps = 3};
+    _exit(ranks_run(n, run_transfer, &x, NULL) == NG_OK ? 0 : 1);
+  }
+  int status = 0;
+  if (us >= 0) {
+    (void)usleep((useconds_t)us);
+    (void)kill(child, SIGKILL);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFSIGNALED(status) ? us >= 0 : WEXITSTATUS(status) == 0);
+}
+
+/* A save of step 3 over the parts of step 2, by another number of ranks, is killed at a random moment.  Any number of
+ * ranks then loads one of the two states, bit for bit. */
+static void any_number_of_ranks_resumes_after_a_kill(void **state) {
+  const path parts = path_of("parts"), one = path_of("one");
+  rng r = {test_seed()};
+  unsigned char *want[MOST][2];
+  size_t size[MOST][2];
+  int64_t took[MOST], found[2] = {0, 0}, saving = 0;
+  for (int32_t n = 1; n <= MOST; n++) {
+    for (int32_t late = 0; late < 2; late++) {
+      must_transfer(n, (transfer){.one = one.text, .steps = 2 + late});
+      want[n - 1][late] = read_file(one.text, &size[n - 1][late]);
+    }
+    const int64_t began = now_us();
+    save_in_child(n, parts.text, -1);
+    took[n - 1] = now_us() - began;
+    clear_folder();
+  }
+  const int64_t tries = test_repetitions(40);
+  for (int64_t i = 0; i < tries; i++) {
+    const int32_t first = (int32_t)rng_between(&r, 1, MOST),
+                  then = (int32_t)rng_between(&r, 1, MOST),
+                  last = (int32_t)rng_between(&r, 1, MOST);
+    must_transfer(first, (transfer){.parts = parts.text, .steps = 2});
+    save_in_child(then, parts.text, rng_below(&r, took[then - 1] + 1));
+    saving += list_folder().n > first;
+    must_transfer(last, (transfer){.load = parts.text, .one = one.text});
+    size_t n;
+    unsigned char *got = read_file(one.text, &n);
+    const bool is_old = n == size[first - 1][0] && memcmp(got, want[first - 1][0], n) == 0;
+    const bool is_new = n == size[then - 1][1] && memcmp(got, want[then - 1][1], n) == 0;
+    if (!is_old && !is_new)
+      fail_msg("try %d: %d ranks loaded neither state of %d and %d ranks", (int)i, (int)last,
+               (int)first, (int)then);
+    found[is_new]++;
+    free(got);
+    clear_folder();
+  }
+  printf("kills of a save: tries = %d earlier_state = %d new_state = %d with_files_of_both = %d\n",
+         (int)tries, (int)found[0], (int)found[1], (int)saving);
+  for (int32_t n = 0; n < 2 * MOST; n++)
+    free(want[n / 2][n % 2]);
 }
 
 /* ---- memory and messages ---------------------------------------------------------------------*/
@@ -211,6 +285,7 @@ static void moments_are_spread_over_the_parts(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_number_of_ranks_loads_the_parts),
+      cmocka_unit_test(any_number_of_ranks_resumes_after_a_kill),
       cmocka_unit_test(memory_of_saving_and_loading_is_bounded),
       cmocka_unit_test(moments_are_spread_over_the_parts),
   };

@@ -2,9 +2,11 @@
  * collectives, unsupported methods and options.  Ranks fail together, with a message that names the cause. */
 #include "unit_test.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "draw.h"
 #include "shard_run.h"
 
 #define BASE "method=natgrad damping=0.3 stat_period=1 solve_period=1"
@@ -93,6 +95,54 @@ static void failing_collectives_end_all_ranks(void **state) {
   }
 }
 
+/* Random options, grids, ranks and collectives: a rank fails once in three steps.  Every rank then returns NG_ERR_COMM, or
+ * the run had no such collective and every rank succeeds. */
+static void random_faults_end_all_ranks(void **state) {
+  static const char *const options[] = {"",
+                                        " grad_worker_fraction=0",
+                                        " statistics=owner",
+                                        " statistics=owner grad_worker_fraction=0",
+                                        " solver=eigen damping_split=joint",
+                                        " update=sgd",
+                                        " update=adamw",
+                                        " positions=reduce",
+                                        " placement=round-robin grad_worker_fraction=0"};
+  static const int32_t grid[][2] = {{2, 2}, {1, 2}, {2, 3}, {3, 2}};
+  rng r = {test_seed()};
+  const int64_t tries = test_repetitions(60);
+  int64_t failed = 0;
+  for (int64_t n = 0; n < tries; n++) {
+    char text[200];
+    (void)snprintf(text, sizeof text, BASE "%s",
+                   options[rng_below(&r, sizeof options / sizeof *options)]);
+    const int64_t g = rng_below(&r, sizeof grid / sizeof *grid), which = rng_below(&r, 2);
+    shard_run how = default_run(text);
+    how.data = grid[g][0];
+    how.model = grid[g][1];
+    how.data_adjacent = rng_below(&r, 2) != 0;
+    how.bias = rng_below(&r, 2) != 0;
+    how.rows_first = rng_below(&r, 2) != 0;
+    how.last = rng_below(&r, 2) != 0;
+    how.bad_rank = (int32_t)rng_below(&r, how.data * how.model);
+    how.fail[which] = (int32_t)rng_between(&r, 1, 40);
+    how.fail[1 - which] = 1 << 30;
+    shard_run *x = new_run(&how);
+    ng_status each[RANKS];
+    const ng_status st = train(x, each);
+    failed += st != NG_OK;
+    for (int32_t k = 0; k < how.data * how.model; k++) {
+      if (each[k] != (st == NG_OK ? NG_OK : NG_ERR_COMM))
+        fail_msg("try %d, %s, grid %d x %d, collective %d of group %d of rank %d failed: rank %d "
+                 "returned %d: %s",
+                 (int)n, text, how.data, how.model, how.fail[which], (int)which, how.bad_rank, k,
+                 each[k], x->message[k]);
+    }
+    free(x);
+  }
+  printf("faults of shards: tries = %d failed = %d\n", (int)tries, (int)failed);
+  assert_true(failed * 2 > tries);
+}
+
 /* ---- unsupported -----------------------------------------------------------------------------*/
 
 static void unsupported_options_are_refused(void **state) {
@@ -160,6 +210,7 @@ static void unsupported_layers_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(wrong_arrays_of_one_rank_reach_all),
                                      cmocka_unit_test(failing_collectives_end_all_ranks),
+                                     cmocka_unit_test(random_faults_end_all_ranks),
                                      cmocka_unit_test(failed_allocations_reach_the_model_group),
                                      cmocka_unit_test(unsupported_options_are_refused),
                                      cmocka_unit_test(unsupported_layers_are_refused)};

@@ -94,6 +94,33 @@ if unshare -m sh -c 'mkdir small && mount -t tmpfs -o size=300k none small' 2>/d
     fail "a small disk: $? $(cat err)"
 fi
 
+# A read-only folder without the rights of root: each command that writes ends with one line, and no file changes.
+program=$natgrad
+if [[ $(id -u) == 0 ]]; then
+  natgrad=$scratch/as_nobody
+  printf '#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups "%s" "$@"\n' "$program" >"$natgrad"
+  chmod 755 "$natgrad" "$scratch" whole && chmod 644 whole/* # whatever the umask is
+fi
+if "$natgrad" info >/dev/null 2>&1; then
+  run train # deletes what earlier commands wrote
+  chmod 555 "$scratch" whole && before=$(ls -R && cksum whole/*)
+  for name in train ranks compare export prune influence resume deeper; do
+    case $name in
+    resume) words=(train --resume --out whole --epochs 3 --quiet) ;;
+    deeper) words=(train "${tiny[@]}" --epochs 1 --quiet --out whole/deeper) ;;
+    *) read -ra words <<<"${command[$name]}" ;;
+    esac
+    told=$(timeout $patience "$natgrad" "${words[@]}" </dev/null 2>&1 >/dev/null)
+    got=$?
+    [[ $got == 2 && $told == 'natgrad: '*'Permission denied'* && $told != *$'\n'* ]] || fail "$name in a read-only folder: exit $got: $told"
+  done
+  [[ $before == "$(ls -R && cksum whole/*)" ]] || fail "a read-only folder changed"
+  chmod 755 "$scratch" whole
+else
+  echo 'environment.sh: a read-only folder was not tried: nobody cannot run the program'
+fi
+natgrad=$program
+
 # Missing folders, folders of another user, an empty environment.
 mkdir gone
 before_gone=$failures

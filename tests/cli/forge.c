@@ -1,10 +1,11 @@
-/* forge.c: make damaged recordings from a valid one.
+/* forge.c: make damaged files from a valid one.
  *
- *   forge FILE FOLDER SEED COUNT     FOLDER/forged-K.safetensors, from 0 on
+ *   forge FILE FOLDER SEED COUNT     FOLDER/forged-K, from 0 on, with the extension of FILE
  *
- * Each file has one to four changes: in the tree of case.json (types, numbers, texts, lists, depth; missing, new or
- * repeated keys), in its text, in the header (names, types, shapes, offsets of arrays) or in any byte.  The same seed
- * gives the same files. */
+ * Each file has one to four changes: in the tree of case.json of a recording (types, numbers, texts, lists, depth;
+ * missing, new or repeated keys), in its text, in the header (names, types, shapes, offsets of arrays) or in any byte.
+ * A file that is no .safetensors file is JSON, or JSON in lines: changes are in the tree of a line, or in any byte.  The
+ * same seed gives the same files. */
 #include "json_edit.h"
 
 #include <stdbool.h>
@@ -219,9 +220,11 @@ static int write_file(const char *path, const char *head, size_t n, const char *
 static int write_forgery(const base *b, const char *path) {
   char *header = strdup(b->header), *text;
   size_t bytes = b->bytes;
-  const uint64_t kind = draw(8);
   ngio_json *json = json_must_parse(header, strlen(header));
-  text = strdup(ngio_text_of(json_find(ngio_json_root(json), "__metadata__|case.json")));
+  const ngio_value *recorded = json_find(ngio_json_root(json), "__metadata__|case.json");
+  const uint64_t kind =
+      recorded != NULL ? draw(8) : 6 + draw(2); /* other tensors have no case.json */
+  text = strdup(recorded != NULL ? ngio_text_of(recorded) : "");
   ngio_json_free(&json);
   for (uint64_t i = 1 + draw(4); i > 0; i--) {
     if (kind < 6)
@@ -253,17 +256,58 @@ static int write_forgery(const base *b, const char *path) {
   return rc;
 }
 
+/* Write a damaged copy of a JSON text, or of one with a line for each value. */
+static int write_json_forgery(const base *b, const char *path) {
+  char *text = strdup(b->data);
+  size_t n = strlen(text);
+  if (draw(4) == 0) {
+    text = damage_bytes(text, &n);
+  } else {
+    const bool lines = path[strlen(path) - 1] == 'l'; /* .jsonl */
+    size_t first = lines ? (size_t)draw(n) : 0;
+    while (first > 0 && text[first - 1] != '\n')
+      first--;
+    const char *at = text + first;
+    const size_t length = lines ? strcspn(at, "\n") : n;
+    char *line = strndup(at, length);
+    for (uint64_t i = 1 + draw(4); i > 0; i--)
+      line = change_value(line);
+    ngio_out o = {0};
+    ngio_out_bytes(&o, text, first);
+    ngio_out_put(&o, line);
+    ngio_out_bytes(&o, at + length, n - first - length + 1);
+    free(line);
+    free(text);
+    text = o.text;
+    n = strlen(text);
+  }
+  FILE *f = fopen(path, "wb");
+  const int bad = f == NULL || fwrite(text, 1, n, f) != n;
+  free(text);
+  return (f != NULL && fclose(f) != 0) || bad;
+}
+
+static int read_text(const char *path, base *b) {
+  FILE *f = fopen(path, "rb");
+  if (f == NULL) return 1;
+  b->data = calloc(1 << 20, 1);
+  b->bytes = fread(b->data, 1, (1 << 20) - 1, f);
+  return fclose(f) != 0;
+}
+
 int main(int argc, char **argv) {
   base b = {0};
-  if (argc != 5 || read_recording(argv[1], &b) != 0) {
+  const char *end = argc == 5 ? strrchr(argv[1], '.') : NULL;
+  const bool tensors = end != NULL && strcmp(end, ".safetensors") == 0;
+  if (end == NULL || (tensors ? read_recording : read_text)(argv[1], &b) != 0) {
     (void)fprintf(stderr, "forge FILE FOLDER SEED COUNT\n");
     return 1;
   }
   state = strtoull(argv[3], NULL, 10);
   for (long k = 0; k < strtol(argv[4], NULL, 10); k++) {
     char path[4096];
-    (void)snprintf(path, sizeof path, "%s/forged-%ld.safetensors", argv[2], k);
-    if (write_forgery(&b, path) != 0) {
+    (void)snprintf(path, sizeof path, "%s/forged-%ld%s", argv[2], k, end);
+    if ((tensors ? write_forgery : write_json_forgery)(&b, path) != 0) {
       (void)fprintf(stderr, "forge: %s cannot be written\n", path);
       return 1;
     }

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Thousands of forged recordings: each one is replayed, or refused in one line with its name.  No crash (`make asan` and
-# `make torture` check memory accesses), no hang, and at most a few times the memory of the file.
+# Thousands of forged files.  Each recording is replayed, or refused in one line with its name.  Each log of `export`, layer
+# list of `plan`, config.json and weights of `prune` is accepted, or refused in one line.  No crash (`make asan` and `make
+# torture` check memory accesses), no hang, and at most a few times the memory of the file.
 #
-#   FORGED_COUNT=300      files made of each recording     FORGED_SEED=1
+#   FORGED_COUNT=300      files made of each recording     FORGED_SEED=1     FORGED_INPUTS=40    files of each other kind
 . "$(dirname "$0")/lib.sh"
 count=${FORGED_COUNT:-300}
+inputs=${FORGED_INPUTS:-40}
 seed=${FORGED_SEED:-1}
 batch=50
 answered=0 refused=0 files=0
@@ -38,4 +40,44 @@ for case in kaisa-eigen-0 ranks2-eigen eva-0 window-mfac-momentum; do
 done
 ((answered * 50 > files && refused * 4 > files)) || fail "$answered answered and $refused refused of $files: the forger is too mild or too rough"
 echo "forged: recordings = $files answered = $answered refused = $refused"
+
+# ---- export, plan, prune -----------------------------------------------------------------------------
+here=$PWD
+cd "$scratch" || exit 1
+"$natgrad" train --data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --steps 8 --log-every 1 \
+  --quiet --out run || fail "train"
+cat >layers.json <<'END'
+[{"name": "conv1", "kind": "conv2d", "in": 3, "out": 16, "kernel": 3, "stride": [1, 2], "padding": 1, "image": 32, "groups": 1},
+ {"name": "bn1", "kind": "norm", "in": 16}, {"name": "words", "kind": "embedding", "in": 100, "out": 16, "positions": 8},
+ {"name": "fc", "kind": "linear", "in": 16, "out": 10, "bias": true, "positions": 4, "split": "output"}]
+END
+accepted_inputs=''
+# try KIND FILE COMMAND...: run COMMAND, which reads FILE, with each forgery of FILE in its place
+try() {
+  local kind=$1 file=$2 good=good.${2##*.} accepted=0 done_files got k
+  shift 2
+  cp "$file" "$good"
+  for ((done_files = 0; done_files < inputs; done_files += batch)); do
+    rm -rf forged && mkdir forged
+    "$NG_BUILD_DIR/cli_forge" "$good" forged "$seed" $((inputs - done_files < batch ? inputs - done_files : batch)) || fail "forge $file"
+    for k in forged/*; do
+      cp "$k" "$file" && rm -f out.csv out.safetensors && got=0
+      timeout "$patience" "$@" >out 2>err </dev/null || got=$?
+      if [[ $got == 0 ]]; then
+        accepted=$((accepted + 1))
+      elif [[ $got != 2 || $(wc -l <err) != 1 || $(<err) != 'natgrad: '* || -e out.csv || -e out.safetensors ]]; then
+        cp "$k" "$here/forged-$kind"
+        fail "$kind, seed $seed, $k: exit $got: $(head -c 2000 err); the file is $here/forged-$kind"
+      fi
+    done
+    seed=$((seed + 1))
+  done
+  cp "$good" "$file"
+  accepted_inputs+=" $kind = $accepted"
+}
+try export run/log.jsonl "$natgrad" export run --csv out.csv
+try plan layers.json "$natgrad" plan --model layers.json --ranks 1,6
+try config run/config.json "$natgrad" prune run --score magnitude --sparsity 0.5 --steps 1 --out out.safetensors
+try weights "$(newest_checkpoint run)" "$natgrad" prune run --score magnitude --sparsity 0.5 --steps 1 --out out.safetensors
+echo "forged inputs: of each kind = $inputs accepted:$accepted_inputs"
 finish

@@ -2,7 +2,9 @@
 import contextlib
 import ctypes
 import inspect
+import itertools
 import os
+import random
 import tempfile
 import unittest
 
@@ -227,6 +229,53 @@ def step_with_broken_rank(rank, world):
     except natgrad.Error as error:
         return str(error)
     return None
+
+
+FAULTS = int(40 * float(os.environ.get("NG_TEST_MULT") or 1))
+
+
+def step_with_random_faults(rank, world, tries, seed):
+    """A random collective of a random rank fails in one of three steps.  Return a description of each try in which a rank got
+    no error although the failing rank did, or in which a rank moved a gradient in the failed step; and the number of faults."""
+    dice, wrong, faults = random.Random(seed), [], 0
+    for n in range(tries):
+        kind, options = dice.choice((("KFAC", dict()), ("KFAC", dict(grad_worker_fraction=0)), ("Eva", dict()),
+                                     ("KFAC", dict(statistics="owner")), ("MFAC", dict(window=2)),
+                                     ("KFAC", dict(solver="eigen", damping_split="joint"))))
+        bad, at = dice.randrange(world), dice.randrange(1, 13)
+        k = make_preconditioner(two_layer_net(), getattr(natgrad, kind), **options)
+        table, count = k._core.transport, itertools.count(1)
+
+        def fail_once(start):
+            def call(*arguments):
+                if next(count) == at:
+                    raise ConnectionError("the cable")
+                return start(*arguments)
+            return call
+        if rank == bad:
+            table._start_sum, table._start_broadcast = fail_once(table._start_sum), fail_once(table._start_broadcast)
+        failed = None
+        for step in range(3):
+            loss_of(k.model, *random_batch(4, seed=step, shape=(2, 3, 3))).backward()
+            before = [p.grad.clone() for p in k.model.parameters()]
+            try:
+                k.step()
+            except natgrad.Error:
+                failed = step
+                if not all(torch.equal(p.grad, g) for p, g in zip(k.model.parameters(), before)) and rank != bad:
+                    failed = -1 - step
+                break
+        told = [None] * world
+        torch.distributed.all_gather_object(told, failed)
+        k.close()
+        first = told[bad]
+        faults += first is not None
+        # A rank that finished the failed step gets the error in the next one, which the last step has not.
+        late = first is not None and first < 2
+        if (late and not all(t is not None and first <= t <= first + 1 for t in told)) or (first is None and any(
+                t is not None for t in told)):
+            wrong.append((n, kind, options, bad, at, told))
+    return wrong, faults
 
 
 def step_beside_nccl(rank, world, given=False):
@@ -462,6 +511,14 @@ class Ranks(Case):
         # torch.distributed would wait for half an hour, longer than ranks.run_on_ranks
         for found in ranks.run_on_ranks(2, step_with_broken_rank):
             self.assertIsNotNone(found)
+
+    def test_random_faults_reach_all_ranks(self):
+        seed = int(os.environ.get("NG_TEST_SEED") or 20260711)
+        for world, tries in ((2, FAULTS // 2), (3, FAULTS - FAULTS // 2)):
+            results = ranks.run_on_ranks(world, step_with_random_faults, tries, seed + world)
+            for wrong, faults in results:
+                self.assertEqual(wrong, [])
+                self.assertGreater(2 * faults, tries - 10)
 
     def test_private_group_beside_nccl(self):
         for found in ranks.run_on_ranks(2, step_beside_nccl):
