@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Break one line of src/ or cli/train/ at a time and check whether a test fails: `make mutants`.
+"""Break one line of the sources at a time and check whether a test fails: `make mutants`.
 
-  scripts/mutate.py [--count 300] [--seed 1] [--jobs 1] [--room build-mutants] [--only REGEX]
+  scripts/mutate.py [--count 300] [--seed 1] [--jobs 1] [--room build-mutants] [--only REGEX] [--tests REGEX]
   scripts/mutate.py --list        list the survivors, with the original and the changed line
   scripts/mutate.py --again FILE  run only the mutants of FILE, wherever their lines are now: the path of a
                                   source, then "- old line" and "+ new line", as in docs/mutants.txt
 
-A mutant is the source with one changed line.  universalmutator and its rules for C make the mutants.  A line is drawn with equal
-probability, then one mutant of that line; the seed determines the draws.  A mutant that does not compile, or whose object file
-equals the original's or an earlier mutant's, is replaced by another draw.
+A mutant is the source with one changed line, in C (base/, io/, src/, cli/, cuda/) or in Python (python/natgrad/).
+universalmutator and its rules for the language make the mutants.  A line is drawn with equal probability, then one mutant of
+that line; the seed determines the draws.  A mutant that does not compile, or whose object file (in Python: whose syntax tree)
+equals the original's or an earlier mutant's, or that this build leaves out, is replaced by another draw.  --only selects files, --tests selects tests.
 
 All work happens in copies of the tree under ROOM (the folder of --room).  One copy is built for gcov and runs every test once, to
-record which tests execute which line.  For each mutant, the tests that execute its line run until one fails: quick tests, and
+record which tests execute which line of C; a line of Python is executed by every test of Python.  For each mutant, the tests that execute its line run until one fails: quick tests, and
 tests that noticed other mutants of the file, run first.  The other copies, one for each job, are built at -O1; a mutant costs one
 object file and the links of its tests.  A test's time limit is 20 s plus five times its duration in the gcov copy; after a timeout
 it runs again with four times that limit, and a second timeout counts as noticed.  Lines that no test executes are reported
@@ -20,6 +21,7 @@ separately.  Tests of style and of installation do not run, nor cli_bench, which
 Results are appended to ROOM/results.jsonl, one mutant a line; the same command continues a stopped run.
 """
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -35,7 +37,8 @@ import time
 
 LEFT_OUT = r"^(cli_bench|readme|house.*|rooms.*|exports|globals|header|install|linalg_9216|example_40_.*)$"
 SLACK, TIMES = 20, 5
-TOPS = ("src", "cli/train")
+TOPS = ("base", "io", "src", "cli", "cuda", "python/natgrad")
+RULES = {".c": ["universal.rules", "c_like.rules", "c.rules"], ".py": ["universal.rules", "python.rules"]}
 JOBS = str(os.cpu_count() or 1)
 
 
@@ -57,11 +60,12 @@ def run_or_exit(command, **keys):
 class TreeCopy:
     """A copy of the tracked files and its build folder."""
 
-    def __init__(self, room, name, flags):
+    def __init__(self, room, name, flags, chosen):
         self.source = os.path.join(room, name)
         self.build = os.path.join(room, name, "build")
         self.tmp = os.path.join(room, name + "-tmp")
         self.flags = flags
+        self.chosen = chosen
 
     def copy_and_build(self, root):
         os.makedirs(self.source, exist_ok=True)
@@ -83,7 +87,7 @@ class TreeCopy:
         found = {}
         listed = json.loads(run_or_exit(["ctest", "--test-dir", self.build, "--show-only=json-v1"]))
         for t in listed["tests"]:
-            if re.match(LEFT_OUT, t["name"]):
+            if re.match(LEFT_OUT, t["name"]) or not re.search(self.chosen, t["name"]):
                 continue
             p = {x["name"]: x["value"] for x in t["properties"]}
             found[t["name"]] = {"command": t["command"], "cwd": p["WORKING_DIRECTORY"],
@@ -191,6 +195,8 @@ def tests_of_line(lines, seconds, path, line):
     """Return the tests that execute a line.  For a line without machine code: the tests of the nearest lines before and after
     it; for a table outside functions: all tests."""
     of = lines.get(path, {})
+    if path.endswith(".py"):
+        return {n for n in seconds if n.startswith("python_")}
     if str(line) in of:
         return set(of[str(line)])
     numbers = sorted(int(n) for n in of)
@@ -216,13 +222,13 @@ def make_mutants(tree):
         for top in TOPS:
             for folder, _, files in sorted(os.walk(os.path.join(tree.source, top))):
                 for f in sorted(files):
-                    if not f.endswith(".c"):
+                    kind = os.path.splitext(f)[1]
+                    if kind not in RULES:
                         continue
                     path = os.path.relpath(os.path.join(folder, f), tree.source)
                     text = open(os.path.join(folder, f)).readlines()
                     by = {}
-                    for m in mutator.mutants_regexp(text, ["universal.rules", "c_like.rules", "c.rules"],
-                                                    ignorePatterns=[], ignoreStringOnly=True):
+                    for m in mutator.mutants_regexp(text, RULES[kind], ignorePatterns=[], ignoreStringOnly=True):
                         if m[1].split() != text[m[0] - 1].split():
                             by.setdefault(m[0], []).append((m[1], m[2][0]))
                     found += [(path, n, sorted(set(by[n]))) for n in sorted(by)]
@@ -249,9 +255,21 @@ def draw_mutants(found, seed):
         yield {"key": mutant_key(path, line, new), "path": path, "line": line, "new": new, "rule": rule}
 
 
+def compiled_checksum(tree, objects, path):
+    """Compile a source.  Return a checksum of the object file, or of the syntax tree; None after an error."""
+    if path.endswith(".py"):
+        try:
+            return hashlib.sha256(ast.dump(ast.parse(open(os.path.join(tree.source, path)).read())).encode()).hexdigest()
+        except SyntaxError:
+            return None
+    code = path not in objects or run_command(["ninja", "-C", tree.build, objects[path]])[0]
+    return None if code else hashlib.sha256(open(os.path.join(tree.build, objects[path]), "rb").read()).hexdigest()
+
+
 class MutantRunner:
-    def __init__(self, room, count, lines, seconds):
+    def __init__(self, room, count, lines, seconds, found):
         self.lock = threading.Lock()
+        self.found = found
         self.lines, self.seconds, self.count = lines, seconds, count
         self.results = os.path.join(room, "results.jsonl")
         self.seen = {}
@@ -295,14 +313,12 @@ class MutantRunner:
         old = bad[m["line"] - 1]
         bad[m["line"] - 1] = m["new"].rstrip("\n")
         r = dict(m, old=old)
-        obj = objects[m["path"]]
         try:
             with open(path, "w") as f:
                 f.write("\n".join(bad))
-            code, _ = run_command(["ninja", "-C", tree.build, obj])
-            if code:
+            same = compiled_checksum(tree, objects, m["path"])
+            if same is None:
                 return dict(r, verdict="does not compile")
-            same = hashlib.sha256(open(os.path.join(tree.build, obj), "rb").read()).hexdigest()
             with self.lock:
                 first = self.objects.setdefault((m["path"], same), m["key"])
             if first != m["key"]:
@@ -337,12 +353,9 @@ class MutantRunner:
         for c in json.load(open(os.path.join(tree.build, "compile_commands.json"))):
             obj = re.search(r" -o (\S+)", c["command"]).group(1)
             objects.setdefault(os.path.relpath(c["file"], tree.source), obj)
-        for path, obj in objects.items():
-            full = os.path.join(tree.build, obj)
-            if os.path.exists(full):
-                h = hashlib.sha256(open(full, "rb").read()).hexdigest()
-                with self.lock:
-                    self.objects.setdefault((path, h), "the source")
+        for path in {m[0] for m in self.found}:
+            with self.lock:
+                self.objects.setdefault((path, compiled_checksum(tree, objects, path)), "the source")
         while True:
             with self.lock:
                 if self.count and self.count_judged() + self.busy >= self.count:
@@ -381,6 +394,7 @@ def main():
     a.add_argument("--jobs", type=int, default=1)
     a.add_argument("--room", default="build-mutants")
     a.add_argument("--only", default=".")
+    a.add_argument("--tests", default=".")
     a.add_argument("--list", action="store_true")
     a.add_argument("--again")
     o = a.parse_args()
@@ -388,25 +402,25 @@ def main():
     room = os.path.abspath(os.path.join(root, o.room))
     os.makedirs(room, exist_ok=True)
     if o.list:
-        judge = MutantRunner(room, 0, {}, {})
+        judge = MutantRunner(room, 0, {}, {}, [])
         for r in sorted(judge.seen.values(), key=lambda r: (r["path"], r["line"])):
             if r["verdict"] in ("survived", "not covered"):
                 print("%s %s:%d %s\n  - %s\n  + %s" % (r["key"], r["path"], r["line"], r["verdict"], r["old"].strip(),
                                                       " ".join(r["new"].split())))
         print_summary(judge)
         return
-    gcov = TreeCopy(room, "gcov", "-O1 --coverage")
+    gcov = TreeCopy(room, "gcov", "-O1 --coverage", o.tests)
     gcov.copy_and_build(root)
     lines, seconds = measure_coverage(room, gcov)
-    trees = [TreeCopy(room, "tree%d" % j, "-O1") for j in range(o.jobs)]
+    trees = [TreeCopy(room, "tree%d" % j, "-O1", o.tests) for j in range(o.jobs)]
     for t in trees:
         t.copy_and_build(root)
     found = [f for f in make_mutants(trees[0]) if re.search(o.only, f[0])]
     print("%d mutants of %d lines" % (sum(len(f[2]) for f in found), len(found)), flush=True)
-    judge = MutantRunner(room, o.count, lines, seconds)
+    judge = MutantRunner(room, o.count, lines, seconds, found)
     draw = draw_mutants(found, o.seed)
     if o.again:
-        asked = re.findall(r"^(\S+\.c)$\n +- (.*)\n +\+ (.*)$", open(o.again).read(), re.M)
+        asked = re.findall(r"^(\S+\.(?:c|py))$\n +- (.*)\n +\+ (.*)$", open(o.again).read(), re.M)
         draw = ({"key": mutant_key(p, n, new), "path": p, "line": n, "new": new, "rule": "asked"}
                 for p, old, new in asked for n, line in enumerate(open(os.path.join(trees[0].source, p)), 1)
                 if line.split() == old.split())
