@@ -319,7 +319,8 @@ static void must_skip_no_later_step(huge_run *x, int32_t ranks) {
     fail_msg("%s, %g, %d ranks: %d ordinary steps were skipped", x->line, x->size, ranks, n);
 }
 
-/* Train with a huge gradient on one rank and, in 1 of 61 runs, on four ranks. */
+/* Train with a huge gradient on one rank and, in 1 of 241 runs, on four ranks: threads that wait for each other are slow on
+ * a busy machine. */
 static void try_huge_gradients(const char *line) {
   for (int k = 0; k < UPDATES * 3; k++) {
     const update *by = &updates[k / 3];
@@ -335,7 +336,7 @@ static void try_huge_gradients(const char *line) {
     for (int i = 0; i < 2 * SIZES; i++) {
       x.place = i % 2 ? 3 : ALL - 2;
       x.size = sizes[i / 2];
-      const int32_t ranks = (16 * k + i) % 61 == 0 ? RANKS : 1;
+      const int32_t ranks = (16 * k + i) % 241 == 0 ? RANKS : 1;
       x.after = ranks == 1 ? AFTER : AFTER / 5;
       const int n = count_skipped(&x, ranks);
       if (n > calm + (window ? REFUSED + ROWS : 0))
@@ -361,7 +362,7 @@ static void try_huge_numbers(const char *line) {
                   .after = 8,
                   .state = true};
     must_skip_no_later_step(&x, 1);
-    if (i % 8 == 0) must_skip_no_later_step(&x, RANKS);
+    if (i == 12) must_skip_no_later_step(&x, RANKS);
   }
 }
 
