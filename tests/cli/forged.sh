@@ -3,10 +3,10 @@
 # list of `plan`, config.json and weights of `prune` is accepted, or refused in one line.  No crash (`make asan` and `make
 # torture` check memory accesses), no hang, and at most a few times the memory of the file.
 #
-#   FORGED_COUNT=300      files made of each recording     FORGED_SEED=1     FORGED_INPUTS=40    files of each other kind
+#   FORGED_COUNT=300      files made of each recording     FORGED_SEED=1     FORGED_INPUTS=20    files of each other kind
 . "$(dirname "$0")/lib.sh"
 count=${FORGED_COUNT:-300}
-inputs=${FORGED_INPUTS:-40}
+inputs=${FORGED_INPUTS:-20}
 seed=${FORGED_SEED:-1}
 batch=50
 answered=0 refused=0 files=0
