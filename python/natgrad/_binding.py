@@ -5,7 +5,7 @@ import torch
 
 from . import _abi, _layers, _tensors
 from ._core import make_error
-from ._tensors import TensorDescriptor, ViewDescriptor, is_sharded, is_sharded_by_fsdp, unsupported_reason
+from ._tensors import TensorDescriptor, ViewDescriptor, gather, is_sharded, unsupported_reason
 
 
 class ParameterBinding:
@@ -21,7 +21,7 @@ class ParameterBinding:
         first = device = None
         for _, (_, module, attribute, full) in self._parameters_to_bind():
             parameter = getattr(module, attribute)
-            if self._is_fully_sharded and not self._binds_weights and is_sharded_by_fsdp(parameter):
+            if is_sharded(parameter) and not self._binds_weights:
                 parameter = parameter.to_local()
             why = unsupported_reason(full, parameter)
             if why:
@@ -31,6 +31,27 @@ class ParameterBinding:
                 raise make_error(_abi.NG_ERR_ARG, f"'{first}' is on {device} and '{full}' on {mine}: expected one device")
             first, device = first or full, mine
         return device
+
+    def _has_sharded_parameters(self):
+        return any(is_sharded(p) for p in self.model.parameters())
+
+    def _is_tensor_parallel(self):
+        """Return True if parameters are sharded beyond fully_shard, which has one sharded placement."""
+        by_fsdp = any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
+        return any(is_sharded(p) and sum(not one.is_replicate() for one in p.placements) > by_fsdp
+                   for p in self.model.parameters())
+
+    def _check_tensor_parallel(self, divides_batch):
+        """Check that the ranks of tensor parallelism, which have the same samples, may have the options.  divides_batch: the ranks
+        would divide a batch.  Return whether they do."""
+        if self._chosen.get("statistics") == "local":
+            raise make_error(_abi.NG_ERR_ABSENT, "statistics = local: not supported with tensor-parallel parameters, expected all")
+        mesh = next(p.device_mesh for p in self.model.parameters() if is_sharded(p))
+        ranks = 1 if self._core.transport is None else self._core.transport.size
+        if divides_batch and ranks not in (1, mesh.size() if mesh.ndim == 1 else 1):
+            raise make_error(_abi.NG_ERR_ABSENT, f"method {self._chosen.get('method')} needs the batch of all ranks, of which "
+                             "tensor-parallel ranks have the same part: pass own_batches=True")
+        return False
 
     def _make_bindings(self):
         rows = self._parameters_to_bind()
@@ -121,7 +142,7 @@ class ParameterBinding:
             else:
                 if is_sharded(gradient):
                     if id(gradient) not in self._gathered_gradients:
-                        self._gathered_gradients[id(gradient)] = gradient, gradient.full_tensor().contiguous()
+                        self._gathered_gradients[id(gradient)] = gradient, gather(gradient).contiguous()
                     gradient = self._gathered_gradients[id(gradient)][1]
                 grad.describe(gradient)
                 self._bound_gradients.append(gradient)
@@ -133,12 +154,16 @@ class ParameterBinding:
         self._core.call("bind", self._gradient_bindings, len(self._gradient_bindings))
 
     def _write_shards(self):
-        """Write the preconditioned gradients into the shards of fully_shard."""
+        """Write the preconditioned gradients into the shards.  A gradient that is a sum over ranks gets equal parts."""
         for sharded, whole in self._gathered_gradients.values():
-            mesh = sharded.device_mesh
-            copies = torch.distributed.tensor.DTensor.from_local(whole, mesh, [torch.distributed.tensor.Replicate()] * mesh.ndim,
-                                                                 run_check=False)
-            sharded.to_local().copy_(copies.redistribute(placements=sharded.placements).to_local())
+            mesh, parts = sharded.device_mesh, 1
+            replicate = torch.distributed.tensor.Replicate()
+            copies = torch.distributed.tensor.DTensor.from_local(whole, mesh, [replicate] * mesh.ndim, run_check=False)
+            for axis, placement in enumerate(sharded.placements):
+                if placement.is_partial("sum"):
+                    parts *= mesh.size(axis)
+            placements = [replicate if one.is_partial() else one for one in sharded.placements]
+            sharded.to_local().copy_(copies.redistribute(placements=placements).to_local() / parts)
         self._gathered_gradients.clear()
 
     def _freeze_or_unfreeze(self, entry):

@@ -14,61 +14,14 @@ import torch
 
 from . import _abi, _layers, _loss
 from ._core import make_error, warn_caller
-from ._tensors import TensorDescriptor, TokenDescriptor
+from ._gradients import hook_output_gradient
+from ._tensors import TensorDescriptor, TokenDescriptor, gather
 
 HOOKS_GET_KEYWORDS = "with_kwargs" in inspect.signature(torch.nn.Module.register_forward_hook).parameters
 _grad_enabled = torch.is_grad_enabled
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 _backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1 if _loss.find_backward_frame() is None else 0)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
-
-
-def _base_of_new_view(output, x):
-    """If the output is a view that the layer made, return its base tensor, else None (x: the input of the layer).
-    After an in-place operation on a view, autograd continues at the base, so the hook must be on the base."""
-    base = output._base if output._is_view() else None
-    if base is None or base.grad_fn is None or base.numel() != output.numel() or base is x or base is x._base:
-        return None
-    return base
-
-
-def _make_gradient_view(output, base):
-    """Return a function that converts the gradient of `base` to the gradient of its view `output`."""
-    shape = output.shape
-    if output.is_contiguous() and base.is_contiguous():
-        return lambda g: g.reshape(shape)
-    steps, offset = output.stride(), output.storage_offset() - base.storage_offset()
-    whole, order = base.shape, base.stride()
-
-    def view_gradient(g):
-        like = torch.empty_strided(whole, order, dtype=g.dtype, device=g.device)
-        return like.copy_(g).as_strided(shape, steps, offset)
-    return view_gradient
-
-
-def _hook_output_gradient(output, x, on_gradient, to_rows=None):
-    """Let the backward pass call on_gradient(gradient of output), converted by to_rows if given.  A hook on the autograd node is faster than on the
-    tensor."""
-    if to_rows is not None:
-        observe = on_gradient
-        on_gradient = lambda g: observe(to_rows(g))
-    base, to_view = _base_of_new_view(output, x), None
-    if base is not None:
-        to_view = _make_gradient_view(output, base)
-        output = base
-    node = output.grad_fn
-    place = output.output_nr
-
-    def pass_gradient(gradients):
-        g = gradients[place]
-        if g is not None:
-            on_gradient(g if to_view is None else to_view(g))
-    if hasattr(node, "register_prehook"):
-        node.register_prehook(pass_gradient)
-    elif to_view is None:  # PyTorch 1
-        output.register_hook(on_gradient)
-    else:
-        node.register_hook(lambda _inputs, outputs: pass_gradient(outputs))
 
 
 # Pickled models refer to `_nothing` and `_no_hook` by name.
@@ -417,7 +370,7 @@ class Observer:
                 self._check_own_parameters(hook, module, used)
                 self._check_samples_known(hook, why)
                 self.observe(hook, None, samples, g, given)
-            _hook_output_gradient(output, x, observe_gradient, to_rows)
+            hook_output_gradient(output, x, observe_gradient, to_rows)
             return
         if again and not self.is_in_backward:
             self._begin_backward()
@@ -441,7 +394,7 @@ class Observer:
                                  "forward and backward, so it cannot be observed")
             self.observe(hook, x, samples, g, given)
 
-        _hook_output_gradient(output, x, observe_call_once, to_rows)
+        hook_output_gradient(output, x, observe_call_once, to_rows)
 
     def _check_own_parameters(self, hook, module, used):
         """Check that the forward used the module's own parameters, not parameters passed by functional_call."""
@@ -480,6 +433,7 @@ class Observer:
         if g is not None and not self.is_in_backward:
             self._begin_backward()
         layer = hook.layer
+        x = None if x is None else gather(x)
         if g is not None and not g.numel() or x is not None and not x.numel():  # an empty call, as of an unused expert
             return
         if x is not None and x.is_neg():  # PyTorch has not negated the values yet

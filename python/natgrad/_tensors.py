@@ -18,9 +18,11 @@ def is_sharded(tensor):
     return type(tensor).__name__ == "DTensor"
 
 
-def is_sharded_by_fsdp(tensor):
-    """Return True for a parameter that fully_shard divides over the ranks.  Tensor parallelism adds a second division."""
-    return is_sharded(tensor) and sum(not placement.is_replicate() for placement in tensor.placements) == 1
+def gather(tensor):
+    """Return the whole tensor of a DTensor, which needs all ranks of its mesh; wait for the result of an asynchronous collective."""
+    if is_sharded(tensor):
+        tensor = tensor.detach().full_tensor()
+    return tensor.wait() if type(tensor).__name__ == "AsyncCollectiveTensor" else tensor
 
 
 def device_of(tensor):

@@ -117,7 +117,6 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             chosen.set("skip_layers", _skip.make_skip_globs(self._skip_patterns, self.entries))
         self._warned_layers, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # number of steps with status 1; with status 3
-        self._is_fully_sharded = any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
         device, stream = self._check_tensors_supported(), None
         if device is not None and device.type == "cuda":
             here = f"cuda:{device.index}"
@@ -130,6 +129,9 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         lines = [chosen.get("per_layer"), *(layer_options or {}).values()]
         expand = (chosen.get("positions") == "expand" and chosen.get("stat_scale") in ("textbook", "chainerkfac")
                   and not any(name in line for line in lines for name in ("positions", "stat_scale", "method")))
+        divides_batch = not own_batches and self._needs_whole_batch(lines)
+        if self._is_tensor_parallel():
+            divides_batch = self._check_tensor_parallel(divides_batch)
         self._register_entries(layer_options or {})
         self._assign_param_groups()
         self._make_bindings()
@@ -138,12 +140,12 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._core.call("ready")
         self._observer = Observer(self._core, self._layers_to_observe(), self.model, chosen.get("calls") != "mean", samples,
                                   batch_first, reduction, expand, self._is_compiled)
-        if self._is_fully_sharded:  # in backward, fully_shard hides earlier gradients
+        if self._has_sharded_parameters():  # in backward, fully_shard hides earlier gradients
             self._observer.sums_outside, self._observer.compared = True, None
         _attention.add_hooks(self._observer)
         self._observer.scale = self._loss_scale
         self._observer.fixed_scale = self._loss_scale() if grad_scaler is None else None
-        if self._core.transport is not None and not own_batches and self._needs_whole_batch(lines):
+        if divides_batch and self._core.transport is not None:
             self._observer.rank_of_equal_parts = self._core.transport.rank, self._core.transport.size
         self._find_whether_ranks_save_alone()
         self._warn_unpreconditioned()

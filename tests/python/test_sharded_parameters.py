@@ -1,4 +1,4 @@
-"""Models of fully_shard (FSDP2): each rank has a shard of each parameter."""
+"""Models of fully_shard (FSDP2) and of tensor parallelism: each rank has shards of parameters."""
 import unittest
 
 import torch
@@ -10,7 +10,11 @@ import ranks
 from front import Case, NEW, loss_of, random_batch
 
 if NEW:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
+                                                   parallelize_module)
+    from torch.distributed.tensor import Replicate, Shard
 OPTIONS = dict(damping=0.1, lr=0.1, clip="kl", kl_clip=1e-3)
 
 
@@ -57,17 +61,64 @@ def train_shards(rank, world, method, passes, shards_layers):
     return train(model, k, data, passes)
 
 
+class Text(nn.Module):
+    """Tokens [n, 4]; the norm is between layers of tensor parallelism, the last layer is whole on each rank."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.words, self.up, self.down = nn.Embedding(10, 6), nn.Linear(6, 8), nn.Linear(8, 4)
+        self.norm, self.mix, self.out = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        x = self.down(torch.tanh(self.up(self.words(tokens))))
+        return self.out(self.mix(self.norm(x)).mean(1))
+
+
+def text_batch(seed):
+    torch.manual_seed(seed)
+    return torch.randint(10, (8, 4)), torch.randint(3, (8,))
+
+
+def make_for_text(model, kind, **options):
+    """Nearly no decay: a wrong factor of G, such as that of a wrong number of samples, would show."""
+    window = dict(window=3, clip="none") if kind == "MFAC" else dict(stat_decay=0.05, kl_clip=1e-3, clip="kl")
+    return getattr(natgrad, kind)(model, damping=0.1, lr=0.1, **window, **options)
+
+
+def make_parallel(mesh):
+    """Return a model of which each rank of the mesh has shards."""
+    model = Text()
+    parallelize_module(model, mesh, {
+        "words": RowwiseParallel(input_layouts=Replicate()), "up": ColwiseParallel(),
+        "down": RowwiseParallel(output_layouts=Shard(1)), "norm": SequenceParallel(),
+        "mix": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True)})
+    return model
+
+
+def train_tensor_parallel(rank, world, kind, method, with_fsdp):
+    if with_fsdp:
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
+        model = fully_shard(make_parallel(mesh["tensor"]), mesh=mesh["data"])
+        part = slice(rank // 2, None, world // 2)
+    else:
+        model, part = make_parallel(init_device_mesh("cpu", (world,))), slice(None)
+    k = make_for_text(model, kind, method=method)
+
+    def data(seed):
+        x, y = text_batch(seed)
+        return x[part], y[part]
+    return train(model, k, data)
+
+
 def errors(rank, world):
-    """Return the messages for an optimizer that writes the weights, and for a model that is also tensor-parallel."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-    fused, parallel, said = make_model(), make_model(), []
-    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("data", "tensor"))
-    parallelize_module(parallel, mesh["tensor"], {"0": ColwiseParallel()})
-    for model, make, where in ((fused, natgrad.SGD, None), (parallel, natgrad.KFAC, mesh["data"])):
-        fully_shard(model, mesh=where)
+    """Return the messages of optimizers and methods that do not work with shards."""
+    mesh, said = init_device_mesh("cpu", (1, world), mesh_dim_names=("data", "tensor")), []
+    both = fully_shard(make_parallel(mesh["tensor"]), mesh=mesh["data"])
+    for make in (lambda: natgrad.SGD(fully_shard(make_model()), lr=0.1), lambda: natgrad.SGD(make_parallel(mesh["tensor"]), lr=0.1),
+                 lambda: natgrad.KFAC(make_parallel(mesh["tensor"]), method="dp-kfac"), lambda: natgrad.KFAC(both, method="kaisa")):
         try:
-            make(model, lr=0.1)
+            make()
         except natgrad.Error as error:
             said.append(str(error))
     return said
@@ -86,11 +137,23 @@ class ShardedParameters(Case):
                     for a, b in zip(found, expected):
                         self.assertLess(oracle.relative_difference(torch.tensor(a), torch.tensor(b).double()), 2e-5)
 
-    def test_fused_update_and_tensor_parallel_are_refused(self):
+    def test_tensor_parallel_ranks_match_one_rank(self):
+        for kind, method, cases in (("KFAC", "natgrad", ((2, False), (2, True), (4, True))), ("KFAC", "kaisa", ((2, False),)),
+                                    ("Eva", "eva", ((2, False),)), ("MFAC", "mfac", ((2, False),))):
+            model = Text()
+            expected, _ = train(model, make_for_text(model, kind, method=method), text_batch)
+            for world, with_fsdp in cases:
+                for found, statuses in ranks.run_on_ranks(world, train_tensor_parallel, kind, method, with_fsdp):
+                    self.assertEqual(statuses, [0, 0, 0])
+                    for a, b in zip(found, expected):
+                        self.assertLess(oracle.relative_difference(torch.tensor(a), torch.tensor(b).double()), 2e-5)
+
+    def test_unsupported_methods_are_refused(self):
         for said in ranks.run_on_ranks(2, errors):
-            self.assertEqual(len(said), 2)
-            for text in said:
-                self.assertIn("'0.weight' is a DTensor: sharded", text)
+            self.assertEqual(len(said), 4)
+            for text, part in zip(said, ("'0.weight' is a DTensor: sharded", "'words.weight' is a DTensor: sharded",
+                                         "statistics = local: not supported with tensor-parallel", "pass own_batches=True")):
+                self.assertIn(part, text)
 
 
 if __name__ == "__main__":
