@@ -36,7 +36,7 @@ static nn *build_network(const char *name, nn_shape input, int64_t classes, uint
   { 1, 1024, 1 }
 
 /* Sources.  lenet and perceptrons: by hand.  resnet18/34 with a 3x3 stem: PyTorch modules of the same layers.
- * resnet50: torchvision (25,557,032).  resnet50d: timm (25,576,264).  vgg16 for CIFAR with batch norm (14,728,266)
+ * resnet50, resnet101, resnet152: torchvision (25,557,032, 44,549,160, 60,192,808).  resnet50d: timm (25,576,264).  vgg16 for CIFAR with batch norm (14,728,266)
  * and wrn-28-10 (36,479,194): the common networks.  resnet20 to resnet110: 0.27, 0.46, 0.85, 1.7 million of He et
  * al., and 2,752 for the two projections.  gpt-char: by hand; with the sizes of GPT-2 its 124,439,808 parameters, and
  * 38,597,376 of the head, which is tied there. */
@@ -46,16 +46,28 @@ static const struct {
   int64_t classes, parameters;
   int layers;
 } known[] = {
-    {"logreg", MNIST, 10, 7850, 1},           {"mlp", MNIST, 10, 109386, 3},
-    {"mlp-1000", MNIST, 10, 1796010, 3},      {"autoencoder", MNIST, 10, 2837314, 8},
-    {"lenet", MNIST, 10, 431080, 4},          {"resnet20", SMALL, 10, 272474, 22},
-    {"resnet32", SMALL, 10, 466906, 34},      {"resnet56", SMALL, 10, 855770, 58},
-    {"resnet110", SMALL, 10, 1730714, 112},   {"resnet18", SMALL, 100, 11220132, 21},
-    {"resnet34", SMALL, 100, 21328292, 37},   {"resnet50", LARGE, 1000, 25557032, 54},
-    {"resnet50d", LARGE, 1000, 25576264, 56}, {"vgg16", SMALL, 10, 14728266, 14},
-    {"vgg16", LARGE, 1000, 138365992, 16},    {"wrn-28-10", SMALL, 10, 36479194, 29},
-    {"mlp-128-2", MNIST, 10, 118282, 3},      {"mlp-512-3", MNIST, 10, 932362, 4},
-    {"gpt-char", TEXT, 65, 826368, 19},       {"gpt-char-768-12-12", LONG, 50257, 163037184, 51},
+    {"logreg", MNIST, 10, 7850, 1},
+    {"mlp", MNIST, 10, 109386, 3},
+    {"mlp-1000", MNIST, 10, 1796010, 3},
+    {"autoencoder", MNIST, 10, 2837314, 8},
+    {"lenet", MNIST, 10, 431080, 4},
+    {"resnet20", SMALL, 10, 272474, 22},
+    {"resnet32", SMALL, 10, 466906, 34},
+    {"resnet56", SMALL, 10, 855770, 58},
+    {"resnet110", SMALL, 10, 1730714, 112},
+    {"resnet18", SMALL, 100, 11220132, 21},
+    {"resnet34", SMALL, 100, 21328292, 37},
+    {"resnet50", LARGE, 1000, 25557032, 54},
+    {"resnet101", LARGE, 1000, 44549160, 105},
+    {"resnet152", LARGE, 1000, 60192808, 156},
+    {"resnet50d", LARGE, 1000, 25576264, 56},
+    {"vgg16", SMALL, 10, 14728266, 14},
+    {"vgg16", LARGE, 1000, 138365992, 16},
+    {"wrn-28-10", SMALL, 10, 36479194, 29},
+    {"mlp-128-2", MNIST, 10, 118282, 3},
+    {"mlp-512-3", MNIST, 10, 932362, 4},
+    {"gpt-char", TEXT, 65, 826368, 19},
+    {"gpt-char-768-12-12", LONG, 50257, 163037184, 51},
 };
 enum { KNOWN = sizeof known / sizeof known[0] };
 

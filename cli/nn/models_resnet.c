@@ -1,7 +1,7 @@
 /* models_resnet.c: residual networks.
  *
  * He et al. 2015 (arXiv 1512.03385): networks for CIFAR have three stages of 16, 32, 64 channels; networks for
- * ImageNet have four stages of basic blocks (18, 34 layers) or bottlenecks (50 layers). A shortcut that changes the
+ * ImageNet have four stages of basic blocks (18, 34 layers) or bottlenecks (50, 101, 152 layers). A shortcut that changes the
  * shape is a 1x1 convolution with a norm: option B of the paper, whose CIFAR networks pad with zeros (option A). As
  * in torchvision, the 3x3 convolution of a bottleneck has the stride, and parameters have torchvision's names. */
 #include "models.h"
@@ -90,12 +90,22 @@ static int add_stem(nn *n, const model_task *t, int x, bool d) {
 }
 
 void resnet_add_imagenet(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]) {
-  static const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
+  static const struct {
+    int64_t layers;
+    int blocks[4];
+  } sizes[] = {{18, {2, 2, 2, 2}},
+               {34, {3, 4, 6, 3}},
+               {50, {3, 4, 6, 3}},
+               {101, {3, 4, 23, 3}},
+               {152, {3, 8, 36, 3}}};
+  int size = 0;
+  while (sizes[size].layers != number[0])
+    size++;
   const bool bottlenecks = number[0] >= 50, d = number[1] == 'd';
   nn_set_initializer(n, NN_HE);
   x = add_stem(n, t, x, d);
   for (int stage = 0; stage < 4; stage++) {
-    for (int i = 0; i < blocks[number[0] > 18][stage]; i++) {
+    for (int i = 0; i < sizes[size].blocks[stage]; i++) {
       char prefix[PREFIX];
       (void)snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
       const int64_t width = (int64_t)64 << stage, stride = stage > 0 && i == 0 ? 2 : 1;

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Residual networks: CIFAR-10 (ResNet-20, 32, 44, 56, 110) and ImageNet (ResNet-18, 34, 50).
+"""Residual networks: CIFAR-10 (ResNet-20, 32, 44, 56, 110) and ImageNet (ResNet-18, 34, 50, 101, 152); other networks by timm.
 
     resnet.py [--data FOLDER of cifar-10-batches-bin] [--samples 5000] [--depth 32] [--method kaisa]
     resnet.py --imagenet [--data FOLDER of train/CLASS/*.JPEG; needs torchvision] [--depth 50] [--lr 0.0125]
+    resnet.py --imagenet --model mobilenetv1_100 | mobilenetv2_100 | densenet121 | vit_tiny_patch16_224, or another network of timm
 """
 import os
 import sys
@@ -37,7 +38,7 @@ class ResidualBlock(nn.Module):
 
 def make_resnet(depth, imagenet):
     if imagenet:
-        counts = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}[depth]
+        counts = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}[depth]
         stem, ins = [make_conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
     else:
         counts, stem, ins = ((depth - 2) // 6,) * 3, [make_conv(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()], 16
@@ -47,6 +48,16 @@ def make_resnet(depth, imagenet):
             stem.append(ResidualBlock(ins, width << stage, 2 if i == 0 and stage > 0 else 1, imagenet and depth >= 50))
             ins = stem[-1].outs
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(ins, 1000 if imagenet else 10))
+
+
+def make_model(args):
+    if not args.model:
+        return make_resnet(args.depth, args.imagenet)
+    try:
+        import timm
+    except ImportError as missing:
+        sys.exit(f"--model: {missing}")
+    return timm.create_model(args.model, num_classes=1000 if args.imagenet else 10)
 
 
 def read_cifar(folder, names):
@@ -119,10 +130,11 @@ def main():
     parser = common.make_parser(__doc__, depth=50 if imagenet else 32, image=0, warmup_epochs=5.0, **standard)
     parser.add_argument("--imagenet", action="store_true")
     parser.add_argument("--samples", type=int, default=0, help="the first images of CIFAR-10; 0: all images")
+    parser.add_argument("--model", help="a network of timm, instead of --depth; vit_tiny_patch16_224 needs images of 224 pixels")
     args = common.parse_arguments(parser, published_defaults(imagenet))
     torch.manual_seed(args.seed)
     batches, evaluate = make_image_batches(args)
-    return common.train(args, make_resnet(args.depth, imagenet), batches, common.make_classification_loss(args),
+    return common.train(args, make_model(args), batches, common.make_classification_loss(args),
                         common.accuracy_of_batch, evaluate)
 
 

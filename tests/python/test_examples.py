@@ -15,13 +15,22 @@ from unittest import mock
 
 import torch
 
-from front import Case
+from front import Case, NEW
 
 SOURCE = os.environ.get("NG_TEST_SOURCE_DIR", os.path.join(os.path.dirname(__file__), "..", ".."))
 sys.path.insert(0, os.path.join(SOURCE, "examples", "torch"))
 
 METHODS = ("none", "sgd", "adamw", "natgrad", "spngd", "eva-natgrad", "kaisa", "eigen_dp", "inverse_dp", "eigen", "inverse",
            "eva", "mfac", "efcp")
+
+
+def can_import(name):
+    """Return whether a package and what it imports are installed: timm imports torchvision."""
+    try:
+        importlib.import_module(name)
+    except Exception:  # torchvision raises RuntimeError beside another build of PyTorch
+        return False
+    return True
 
 
 class Examples(Case):
@@ -60,6 +69,20 @@ class Examples(Case):
     def test_imagenet_runs(self):
         self.assertEqual(len(self.run_example("resnet", "--imagenet", "--steps", 1, "--depth", 18, "--batch-size", 2,
                                               "--method", "eva")), 1)
+
+    def test_sizes_of_residual_networks(self):
+        """The numbers of parameters of torchvision, with shortcuts as convolutions."""
+        import resnet
+        for depth, count in ((18, 11689512), (34, 21797672), (50, 25557032), (101, 44549160), (152, 60192808)):
+            with torch.device("meta") if NEW else contextlib.nullcontext():
+                self.assertEqual(sum(p.numel() for p in resnet.make_resnet(depth, True).parameters()), count)
+
+    @unittest.skipUnless(can_import("timm"), "timm is not installed")
+    def test_networks_of_timm(self):
+        for name, image in (("mobilenetv1_100", 32), ("mobilenetv2_100", 32), ("densenet121", 32), ("vit_tiny_patch16_224", 224)):
+            with self.subTest(name):
+                losses = self.run_example("resnet", "--imagenet", "--model", name, "--image", image, "--batch-size", 2, "--steps", 2)
+                self.assertEqual(len(losses), 2)
 
     def test_translate_loss_falls(self):
         self.assert_loss_falls("translate", "--steps", 15, "--width", 32, "--layers", 1, "--batch-size", 32)
