@@ -147,10 +147,11 @@ typedef struct ng_transport ng_transport; /* section 3 */
  * NG_OK or an error.  After an error the library calls `abort`, so that no rank waits for this one,
  * and every rank gets NG_ERR_COMM, at the latest in its next step. */
 typedef enum ng_coll_kind {
-  NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` */
-  NG_BROADCAST = 2,      /* recv of every rank = send of `root`; `count` */
-  NG_REDUCE_SCATTER = 3, /* recv of rank r = its part, counts[r] elements, of the sum of send */
-  NG_ALL_GATHER = 4      /* rank r sends its part, counts[r] elements; recv = all parts in order */
+  NG_ALL_REDUCE = 1, /* recv[i] = sum over ranks of send[i]; `count` elements */
+  NG_BROADCAST = 2,  /* recv of every rank = send of rank `root`; `count` elements */
+  /* recv of rank r = part r, counts[r] elements, of the sum of send over ranks */
+  NG_REDUCE_SCATTER = 3,
+  NG_ALL_GATHER = 4 /* rank r sends its part, counts[r] elements; recv = all parts in order */
 } ng_coll_kind;
 
 /* One collective.  Every member of the group makes the same calls in the same order. */
@@ -159,13 +160,15 @@ typedef struct ng_collective {
   ng_coll_kind kind;
   ng_dtype dtype; /* f64, f32, bf16, f16: sums are computed in f32 or better; u8: no sums */
   ng_mem mem;
-  void *group;           /* from group_create; NULL: all ranks */
-  int32_t root;          /* broadcast: rank in the whole transport, also with a group */
-  const void *send;      /* disjoint from recv; or recv itself; or, all-gather: a part of recv */
-  void *recv;            /* or, reduce-scatter: a part of send */
+  void *group;  /* handle from group_create; NULL: all ranks */
+  int32_t root; /* broadcast: rank in the whole transport, also if there is a group */
+  /* equals recv, or shares no memory with it; in an all-gather it may be a part of recv */
+  const void *send;
+  void *recv;            /* in a reduce-scatter it may be a part of send */
   int64_t count;         /* all-reduce, broadcast: number of elements */
   const int64_t *counts; /* reduce-scatter, all-gather: number of elements of each member */
-  void *stream;          /* device memory: run after the work in this stream; host: NULL */
+  /* device memory: the stream that must finish its work first; host memory: NULL */
+  void *stream;
 } ng_collective;
 
 struct ng_transport {
@@ -186,7 +189,7 @@ struct ng_transport {
   /* Bit (1 << kind) for each kind that `run` performs; 0: all-reduce and broadcast.  The library
    * builds the other kinds from these two. */
   uint32_t kinds;
-  /* Called if this rank fails: let the calls of the other ranks fail. */
+  /* Called if this rank fails: make the calls of the other ranks return an error. */
   void (*abort)(void *user);
   /* Needs start and wait; called by the thread that started the request.  Make progress without
    * blocking.  *done = 1: recv is complete, and wait is not called; 0: test or wait is called later. */
@@ -233,10 +236,12 @@ typedef struct ng_context_config {
   /* Receives a line for the log, without newline: "step: n = 12 clip = 0.031".  NULL: no log. */
   void (*log)(void *user, ng_log_level level, const char *line);
   void *log_user;
-  ng_log_level log_level;        /* most verbose level; NG_LOG of the environment overrides it */
-  const ng_transport *transport; /* copied; NULL: one rank */
-  const char *linalg;            /* "cpu", "ref", "cuda", "cuda:INDEX"; NULL: the best on the host */
-  void *queue;                   /* device stream (cudaStream_t) of all work; NULL on the host */
+  /* most verbose level that is logged; the environment variable NG_LOG overrides it */
+  ng_log_level log_level;
+  const ng_transport *transport; /* the library copies the table; NULL: one rank */
+  /* "cpu", "ref", "cuda", "cuda:INDEX"; NULL: "cpu", or "ref" in a build without BLAS */
+  const char *linalg;
+  void *queue; /* device stream (cudaStream_t) of all work; NULL on the host */
   /* Groups of ranks, copied; NULL: none.  If only some ranks set one, ng_ready: NG_ERR_COMM.
    * Tensor parallelism: ranks of `transport` that work on the same samples and share layers
    * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size. */
@@ -331,7 +336,7 @@ NG_API NG_CHECKED ng_status ng_options_get_real(const ng_options *o, const char 
 typedef struct ng_variable_info {
   size_t struct_size;
   char name[48];       /* "NG_THREADS", "NG_DAMPING"; last "NG_TEST_*", for the tests */
-  const char *meaning; /* one line */
+  const char *meaning; /* one line of text */
 } ng_variable_info;
 NG_API NG_CHECKED ng_status ng_variable_at(int32_t i, ng_variable_info *out);
 
@@ -373,11 +378,13 @@ typedef struct ng_option_info {
   int32_t lower_open;   /* 1: lower itself is excluded */
   const char *choices;  /* "a|b|c" */
   const char *unit, *help;
-  const char *test;  /* test in which two values give different results */
+  const char *test;  /* name of the test in which two values of the option give different results */
   int32_t per_layer; /* 1: allowed in ng_layer.options and per_layer */
-  int32_t live;      /* 1: ng_set may change it after ng_ready */
-  const char *trait; /* "a window", ...: a method must have this to have the option; "": nothing */
-  const char *needs; /* an option on whose value the effect of this one depends: ng_options_idle */
+  int32_t live;      /* 1: ng_set may change the option after ng_ready */
+  /* what a method must have to use the option: "a window", ...; "": every method uses it */
+  const char *trait;
+  /* another option, whose value decides whether this option has an effect (ng_options_idle) */
+  const char *needs;
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -393,7 +400,7 @@ NG_API NG_CHECKED ng_status ng_method_at(int32_t i, ng_method_info *out);
 
 typedef struct ng_published_info {
   size_t struct_size;
-  const char *name;    /* in the published program */
+  const char *name;    /* name of the option in the published program */
   const char *option;  /* option of natgrad; "": the lr of ng_step, or no effect */
   const char *meaning; /* how the published value becomes the value of `option` */
 } ng_published_info;
@@ -490,11 +497,11 @@ typedef enum ng_param { NG_WEIGHT = 0, NG_BIAS = 1, NG_BOTH = 2 } ng_param;
 typedef enum ng_hold { NG_HOLD = 1, NG_ONE_STEP = 2 } ng_hold;
 
 typedef struct ng_binding {
-  int32_t index;          /* of the layer or tensor */
-  ng_param param;         /* of a tensor: NG_WEIGHT */
+  int32_t index;          /* number of the layer or tensor */
+  ng_param param;         /* NG_WEIGHT for a tensor */
   const ng_array *grad;   /* NULL: no change; an array with data NULL: there is no gradient */
   const ng_array *weight; /* NULL: no change */
-  ng_hold hold;           /* of grad and weight */
+  ng_hold hold;           /* how long the bindings of grad and weight last */
 } ng_binding;
 
 /* Set the addresses of gradients and weights, between steps; ng_bind_grad and ng_bind_weight set
@@ -665,11 +672,12 @@ typedef struct ng_report {
   int64_t more_damping; /* number of solves that used rung 1 to 3: more damping */
   int64_t in_double;    /* number of solves that used rung 4: double precision */
   int64_t kept_last;    /* number of solves that used rung 5: the last good result */
-  int64_t plain;        /* number of solves that used rung 6, the plain gradient */
+  int64_t plain;        /* number of solves that used rung 6: the plain gradient */
   int32_t stations;     /* number of rows of ng_report_station */
   int64_t kept;         /* layers and tensors without gradient in the last step (missing = keep) */
-  int64_t unobserved;   /* sum over steps of the statistics that were due, but not observed */
-  int32_t statistics;   /* number of rows of ng_report_statistic */
+  /* number of statistics that were due, but not observed, summed over steps */
+  int64_t unobserved;
+  int32_t statistics; /* number of rows of ng_report_statistic */
   /* sum ||D||^2 and sum ||PD||^2 of the last step, before the clip; 0 before any step and after
    * loading.  Without blocks, d2, pd2, inner: 0; with quantify = 1: of the fused update, below. */
   double d2, pd2;
@@ -680,7 +688,7 @@ typedef struct ng_report {
   int64_t scaled;
   double scaling_min, scaling_25, scaling_50, scaling_75, scaling_max, scaling_mean;
   double sent_ms, hidden_ms; /* time with messages in progress; the part without waiting */
-  int64_t overflowed;        /* elements on this rank that kept their old, finite value */
+  int64_t overflowed;        /* number of elements on this rank that kept their old, finite value */
   /* Bytes of this model, by use; their sum is counted by ng_context_allocated. */
   int64_t factors, sums, results, direction, moments, scratch, objects;
   int64_t waits; /* number of times that the host waited for queued work, in the last step */
@@ -693,17 +701,21 @@ typedef struct ng_station_report {
   int32_t collective;                    /* 1: all ranks take part */
   int64_t runs;                          /* number of steps in which the station ran */
   double last_ms, total_ms;              /* time, with waits for other ranks */
-  int64_t last_bytes, total_bytes;       /* bytes of this rank's collectives */
+  int64_t last_bytes, total_bytes;       /* bytes of the collectives of this rank in this station */
   int64_t last_messages, total_messages; /* number of these collectives */
-  double last_wait_ms, total_wait_ms;    /* time in which this rank only waited for them */
-  int64_t last_waits; /* times that the host waited for queued work, as in ng_report.waits */
+  /* time in which this rank only waited for these collectives */
+  double last_wait_ms, total_wait_ms;
+  /* number of times that the host waited for queued work, as in ng_report.waits */
+  int64_t last_waits;
 } ng_station_report;
 
 typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
-  double observe_ms, solve_ms, measure_ms; /* in the last step that did this work */
-  double pi;                  /* of the last solve on this rank, see damping_split; 0: none */
+  /* times in the last step that observed, solved or measured */
+  double observe_ms, solve_ms, measure_ms;
+  /* pi of the last solve on this rank (option damping_split); 0: none */
+  double pi;
   double damping_a;           /* added to the diagonal of A in the last solve; 0: none */
   double damping_g;           /* added to the diagonal of G in the last solve; 0: none */
   int32_t rung;               /* 0: no fallback; 1 to 6: see ng_report.more_damping */
@@ -721,7 +733,8 @@ typedef struct ng_statistic_report {
   const char *layer, *name;
   int64_t refreshed, passed; /* number of steps with a refresh, and without */
   int64_t interval, next;    /* refresh_tolerance > 0: interval, and step of the next refresh */
-  int64_t bytes_sent, bytes_passed; /* of sums: sent; not sent, because they were stale */
+  /* bytes of sums that were sent; bytes that were not sent, because the sum was stale */
+  int64_t bytes_sent, bytes_passed;
 } ng_statistic_report;
 
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *r);
@@ -752,11 +765,13 @@ typedef struct ng_rank_plan {
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
   int64_t scatter_bytes, scatter_messages; /* part of sums_*: in a reduce-scatter */
-  int64_t trace_bytes; /* in "solve": traces, if A and G have different owners; one message */
-  int64_t topk_bytes, topk_messages;     /* in "statistics": joint top-k of sharded windows */
-  int64_t shards_bytes, shards_messages; /* in the model group: gradients of sharded layers */
-  int64_t verdict_bytes;                 /* in the model group: statuses of a micro-batch */
-  int64_t observed_bytes; /* in the model group: observations of one sample, in f32 */
+  /* in station "solve", if A and G have different owners: their traces, in one message */
+  int64_t trace_bytes;
+  /* in station "statistics": top-k selection of all ranks together, for sharded windows */
+  int64_t topk_bytes, topk_messages;
+  int64_t shards_bytes, shards_messages; /* in the model group: the gradients of sharded layers */
+  int64_t verdict_bytes;                 /* in the model group: the statuses of one micro-batch */
+  int64_t observed_bytes; /* in the model group: the observations of one sample, in f32 */
 } ng_rank_plan;
 NG_API NG_CHECKED ng_status ng_plan_ranks(ng_precond *p, int32_t ranks, int32_t first,
                                           int32_t count, ng_rank_plan *out);
@@ -774,15 +789,18 @@ NG_API NG_CHECKED ng_status ng_plan_shard(ng_precond *p, int32_t index, int32_t 
 typedef struct ng_explain_row {
   size_t struct_size;
   const char *name;   /* "conv1.weight"; last rows: globs of skip_layers that match no layer */
-  int32_t index;      /* of ng_add_layer, ng_add_tensor; -1: a glob */
+  int32_t index;      /* number from ng_add_layer or ng_add_tensor; -1: the row is a glob */
   int64_t count;      /* elements */
   int32_t covered;    /* 1: preconditioned */
   const char *family; /* "kronecker", ...; "none" */
   const char *why;    /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ... */
-  int64_t bytes;      /* curvature of its layer on this rank (in the row of the weight) */
-  int32_t owner;      /* rank that solves; -1: none */
-  const char *block;  /* in messages and files: the layer, "window", "window.<first layer>"; "" */
-  const char *method; /* of the model or of the layer's own options; "" without a block */
+  /* bytes of the block's curvature on this rank, in the row of its first parameter; else 0 */
+  int64_t bytes;
+  int32_t owner; /* the rank that solves the block; -1: none */
+  /* name of the block in messages and files: the layer, "window", "window.<first layer>"; "": none */
+  const char *block;
+  /* method of the layer's own options, otherwise of the model; "" without a block */
+  const char *method;
 } ng_explain_row;
 NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);
@@ -920,7 +938,7 @@ NG_API void ng_fisher_destroy(ng_fisher **fisher);
  * Memory:  arrays of the caller. */
 typedef struct ng_factors {
   size_t struct_size;
-  int64_t groups, rows, cols;            /* rows of one group */
+  int64_t groups, rows, cols;            /* number of groups; rows of one group; columns */
   int32_t left_diagonal, right_diagonal; /* 1: the array has only the diagonal of each matrix */
   double *left, *right;
 } ng_factors;

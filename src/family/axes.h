@@ -19,8 +19,9 @@ typedef struct ng_axes_parameter {
   int32_t part[NG_AXES_MOST];
   int32_t segment;
   int64_t at,
-      stride[NG_AXES_MOST]; /* in the elements of the block: the first element; of the axes */
-  bool is_cut;              /* the elements are not adjacent */
+      /* first element of the piece in the block; strides of its axes in the block */
+      stride[NG_AXES_MOST];
+  bool is_cut; /* the elements are not adjacent */
 } ng_axes_parameter;
 
 /* Set the axes of the parameter of a segment, merged as the options say. Return whether the parameter is a vector. */

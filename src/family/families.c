@@ -267,7 +267,8 @@ void ng_block_fields(ng_block *b, ng_field_visit visit, void *arg) {
 static void visit_number(const char *name, const ng_stat *s, const char *what, double *value,
                          ng_number_visit visit, void *arg) {
   ng_number n = {.value = value, .stat = s};
-  (void)stpcpy(stpcpy(n.name, name), what); /* both are literals, which fit */
+  /* both texts are literals, so their lengths are known to fit */
+  (void)stpcpy(stpcpy(n.name, name), what);
   visit(arg, &n);
 }
 

@@ -64,12 +64,12 @@ static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
 /* An array of the saved state. */
 typedef struct ng_field {
   char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
-  ng_dtype dtype;     /* of `data` in memory */
+  ng_dtype dtype;     /* dtype of `data` in memory */
   bool is_symmetric;  /* n(n+1)/2 elements in ng_sym order, n = rows = cols */
   int64_t rows, cols; /* size in memory; dense and row-major unless is_symmetric */
-  void *data;         /* NULL on ranks that do not hold the array */
-  int32_t owner;      /* a rank that holds the array */
-  bool is_everywhere; /* all ranks hold the array; false: unknown */
+  void *data;         /* the elements; NULL on ranks that do not have the array */
+  int32_t owner;      /* a rank that has the array */
+  bool is_everywhere; /* true: all ranks have the array; false: unknown */
   bool is_nonnegative; /* the elements are means of squares: f32, never negative */
   /* [ranks + 1]: `data` of rank r has columns [slice[r], slice[r + 1]) of every row. NULL: every rank has all columns. */
   const int64_t *slice;
@@ -93,7 +93,8 @@ ng_field ng_field_plain(const char *name, ng_dtype t, int64_t rows, int64_t cols
 typedef struct ng_number {
   char name[48];
   double *value;
-  const ng_stat *stat; /* the owner of stat (NULL: of the block) has the value that is saved */
+  /* owner of the saved value: the owner of this statistic, or of the block if NULL */
+  const ng_stat *stat;
 } ng_number;
 typedef void (*ng_number_visit)(void *arg, ng_number *n);
 
@@ -112,7 +113,8 @@ typedef struct ng_family {
   uint32_t traits; /* NG_TRAIT_ bits: groups of options that apply to the family */
   ng_scope scope;
   bool
-      detects_nonfinite; /* if a block does not solve, `observe` detects non-finite values; else the engine */
+      detects_nonfinite; /* `observe` detects non-finite values, if the block does not solve; otherwise the engine
+                          * detects them */
   /* NG_SCOPE_MODEL: a step may exclude some parameters of the block, because the family reads slot->is_excluded. */
   bool can_exclude;
   /* Without results of a solve: only the ranks of the block's column compute PD, which they send to the others. */
@@ -186,7 +188,8 @@ typedef struct ng_family {
    * writes the result to b->gradient_sums, two numbers for each group, segment after segment. */
   void (*describe_sums)(const ng_block *b, int32_t k, int32_t g, ng_measure *m);
   void (*end_step)(ng_block *b, bool step_counts);
-  void (*write_report)(const ng_block *b, ng_layer_report *report); /* of the last solve */
+  /* write the numbers of the last solve */
+  void (*write_report)(const ng_block *b, ng_layer_report *report);
   /* Set the sizes of *f; if f->left is not NULL, copy the averages of all statistics, which this rank has. */
   void (*write_factors)(ng_block *b, ng_factors *f);
 } ng_family;
@@ -263,11 +266,12 @@ typedef struct ng_moments {
   int64_t count, chunks;
   ng_flat_range *range; /* [ranges] of the segments */
   int32_t ranges;
-  float *moment[2], *next[2]; /* of the last counted step, and of this step */
-  bool are_new;               /* this step computes the next moments */
-  double steps;               /* counted steps */
-  double *partial_sums;       /* [chunks, 3] */
-  double *result;             /* [NG_FLAT_OPS, 3] ng_flat_pass.out of the last pass of each kind */
+  /* the moments after the last counted step; the moments after this step */
+  float *moment[2], *next[2];
+  bool are_new;         /* this step computes the next moments */
+  double steps;         /* number of counted steps */
+  double *partial_sums; /* [chunks, 3] scratch for the sums of chunks */
+  double *result;       /* [NG_FLAT_OPS, 3] ng_flat_pass.out of the last pass of each kind */
 } ng_moments;
 /* Allocate objects in create_state. Request memory on ranks that compute PD: uses of the old and the next moments. */
 ng_status ng_moments_create(ng_block *b, ng_moments *m);

@@ -32,9 +32,9 @@
 enum { NG_SIDE_A = 0, NG_SIDE_G = 1 };
 
 typedef struct ng_part {
-  int64_t lo, hi;  /* channels [lo, hi) of the layer: of its input (A) or of its output (G) */
+  int64_t lo, hi;  /* channels [lo, hi) of the layer's input (for A) or output (for G) */
   bool has_bias;   /* A: the last row and column belong to the 1 appended for the bias */
-  int32_t of_stat; /* part of the statistic whose average it is */
+  int32_t of_stat; /* index of the part in the statistic, whose average this is */
 } ng_part;
 
 /* Indices of ng_side.solve_info, which the owner of a side sends with its results: the highest rung of the side's parts, the
@@ -43,9 +43,9 @@ typedef struct ng_part {
 enum { NG_INFO_RUNG, NG_INFO_DAMPING, NG_INFO_PI };
 
 typedef struct ng_side {
-  int32_t parts, group_parts; /* number of parts of all groups, of one group */
+  int32_t parts, group_parts; /* number of parts of all groups; number of parts of one group */
   ng_part *part;
-  ng_matrix *matrix; /* of each part */
+  ng_matrix *matrix; /* the matrix of each part */
   ng_stat *stat;
   float *solve_info;
   double *shift; /* [groups] damping_leak: damping of earlier solves, which the next fold adds */
@@ -57,8 +57,8 @@ typedef struct ng_spatial {
   int64_t channels, blocks; /* channels of a group; diagonal blocks of C */
   int64_t copies;           /* matrices of each block of C: the kernel positions; with moments 1 */
   bool has_bias;
-  ng_matrix *S;                         /* [groups] */
-  ng_matrix *left, *right, *bias_right; /* with moments NULL */
+  ng_matrix *S;                         /* [groups] one struct per group */
+  ng_matrix *left, *right, *bias_right; /* the matrices on both sides; with moments NULL */
   ng_twosided rotated, bias; /* G and e_i C for all kernel positions and groups; G and the bias */
 } ng_spatial;
 
@@ -72,16 +72,17 @@ typedef struct ng_kron {
   int32_t
       sides; /* 1: the family does not observe output gradients, so G is the identity (NG_FORM_ABSENT) without a statistic */
   ng_side *left, *right;
-  ng_twosided both;    /* the matrices of left and right */
-  ng_spatial *spatial; /* NULL: A is full; otherwise `both` has only is_good */
-  ng_conv conv;        /* geometry at the declared image size; ng_obs_conv sets the observed size */
+  ng_twosided both; /* `left` and `right` as matrices for twosided/ */
+  /* state of spatial = factored, in which only both.is_good is used; NULL: A is full */
+  ng_spatial *spatial;
+  ng_conv conv; /* geometry at the declared image size; ng_obs_conv sets the observed size */
   bool is_eigen;
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   double lambda;   /* eigen-prediv: the damping of the last solve */
   ng_direction_sums *sums;
-  struct ng_kron_adam *adam;   /* kronecker_adam.c; else NULL */
-  struct ng_kron_ekfac *ekfac; /* kronecker_ekfac.c; else NULL */
-  struct ng_kron_muon *muon;   /* kronecker_muon.c; else NULL */
+  struct ng_kron_adam *adam;   /* state of kronecker_adam.c; NULL: another family */
+  struct ng_kron_ekfac *ekfac; /* state of kronecker_ekfac.c; NULL: another family */
+  struct ng_kron_muon *muon;   /* state of kronecker_muon.c; NULL: another family */
 } ng_kron;
 
 static inline ng_kron *ng_kron_of(const ng_block *b) { return b->state; }
@@ -120,7 +121,7 @@ int64_t ng_kron_count_parts(const ng_settings *o, int64_t channels, int64_t offs
 ng_status ng_kron_alloc_parts(ng_block *b, ng_side *s, int64_t each);
 ng_status ng_kron_set_matrix(const ng_block *b, const ng_side *s, ng_matrix *m, int64_t n);
 
-/* kronecker_spatial.c, in the order of their calls; scratch in floats */
+/* Functions of kronecker_spatial.c, in the order in which a step calls them. Scratch sizes are in floats. */
 bool ng_kron_is_spatial(const ng_block *b);
 ng_status ng_spatial_create(ng_block *b);
 ng_status ng_spatial_declare_parts(ng_block *b);

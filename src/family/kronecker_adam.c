@@ -17,7 +17,7 @@
 
 /* A matrix of A or G with the basis of the last counted step. */
 typedef struct moving_basis {
-  ng_matrix *matrix; /* its R is the basis of this step */
+  ng_matrix *matrix; /* the matrix; its result R is the basis of this step */
   const ng_side *side;
   int32_t of_stat; /* part of the statistic of the side */
   float *Q;        /* [n, n] row i is vector i */

@@ -84,7 +84,7 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
       ng_kernels(q)->add_row_grams(q, list, n, ng_scratch(b));
     }
   }
-  ng_queue_wait(q); /* the caller may change the array */
+  ng_queue_wait(q); /* wait, because the caller may change the array after this call */
 }
 
 /* Return whether o is an output gradient and every part of G has order 1, as with output_factor = diagonal. */
@@ -99,18 +99,19 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
   const ng_squares squares = {.x = o->view, .samples = s->samples, .reduce = c.reduce, .out = x};
   const double alpha = c.alpha * s->mix.fresh;
   const ng_dtype t = s->sum_dtype;
-  const ng_accumulation add = {
-      .x = x,
-      .n = side->parts,
-      .count = side->parts,
-      .stride = ((char *)s->part[1].sum - (char *)s->part->sum) / ng_dtype_size(t),
-      .S = s->part->sum,
-      .dtype = t,
-      .old = 1.0,
-      .fresh = t == NG_F64 ? alpha : (double)(float)alpha}; /* as ng_gram.alpha */
+  const ng_accumulation add = {.x = x,
+                               .n = side->parts,
+                               .count = side->parts,
+                               .stride = ((char *)s->part[1].sum - (char *)s->part->sum) /
+                                         ng_dtype_size(t),
+                               .S = s->part->sum,
+                               .dtype = t,
+                               .old = 1.0,
+                               /* round alpha to f32, as ng_gram.alpha does */
+                               .fresh = t == NG_F64 ? alpha : (double)(float)alpha};
   ng_kernels(q)->sum_squares(q, &squares, 1);
   ng_kernels(q)->accumulate(q, &add, 1);
-  ng_queue_wait(q); /* the caller may change the array */
+  ng_queue_wait(q); /* wait, because the caller may change the array after this call */
 }
 
 /* Add to A of an embedding. */

@@ -24,7 +24,7 @@ enum { NG_NORM_RUNG, NG_NORM_GOOD, NG_NORM_DAMPING, NG_NORM_INFO_COUNT };
 typedef struct ng_norm {
   ng_norm_layer layer;
   int64_t width;
-  bool is_full, solves_units; /* neither: diagonal */
+  bool is_full, solves_units; /* kind of the block: full, or unit; neither: diagonal */
   ng_inputs inputs;           /* without output gradient */
   double shift;        /* damping_leak: damping of earlier solves, added to F at the next fold */
   int32_t rung;        /* unit, diagonal: highest rung of the last measure */
@@ -181,7 +181,7 @@ static void add_full(ng_block *b, ng_norm_sum *k, void *scratch) {
   k->dtype = b->stat->sum_dtype;
   ng_stat_scale_old(q, b->stat);
   ng_kernels(q)->add_norm_grams(q, k, 1, scratch);
-  ng_queue_wait(q); /* the caller may change its arrays */
+  ng_queue_wait(q); /* wait, because the caller may change its arrays after this call */
 }
 
 static ng_status observe(ng_block *b, const ng_obs *o) {
@@ -226,7 +226,8 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     if (rung < NG_RUNG_LAST) k->solve_info[NG_NORM_GOOD] = 1.0f;
     k->solve_info[NG_NORM_DAMPING] = (float)d;
   }
-  if (b->base.damping_leak) k->shift += d; /* on every rank that keeps the average */
+  /* every rank that stores the average also stores the shift */
+  if (b->base.damping_leak) k->shift += d;
   ng_count_rung(b->p, rung);
   return rung > 0 ? NG_RESCUED : NG_OK;
 }

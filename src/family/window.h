@@ -57,8 +57,10 @@ extern const ng_window_store ng_window_dense, ng_window_topk_store, ng_window_lo
 
 typedef struct ng_window {
   const ng_window_store *store;
-  int64_t d, m, places;         /* elements on this rank; rows of a full window; m + 1 */
-  int64_t d_all, first_element; /* elements of all ranks; index of this rank's first element */
+  /* number of elements on this rank; rows of a full window; places, m + 1 */
+  int64_t d, m, places;
+  /* number of elements of all ranks; index of this rank's first element */
+  int64_t d_all, first_element;
   int32_t parts, chunks, segments;
   bool is_sliced; /* statistics = sharded with several ranks: this rank has a slice */
   int64_t *cut;   /* [ranks + 1] rank r has the elements [cut[r], cut[r + 1]) */
@@ -67,15 +69,18 @@ typedef struct ng_window {
   int32_t *segment_order;     /* [segments] segment numbers in flat order */
   ng_flat_range *flat;        /* [segments] the elements of segments in flat order */
   double *u_scales;           /* [parts] factors of u in the direction */
-  double input_scale; /* factor of the vector that enters (window_feedback_lr: lr, else 1) */
+  /* factor of the vector that enters: lr with window_feedback_lr, otherwise 1 */
+  double input_scale;
   double head, count; /* the free place; number of rows in the window */
-  double factor_damping, next_factor_damping; /* of part->factor, 0: unused; after this step */
-  bool has_new_factor;                        /* this step computed and stored a whole factor */
-  double lr, next_lr;                         /* learning rate of the newest row; of this step */
-  double updates;                             /* number of Adam steps */
-  float *s, *next_s;                          /* [d] second moments before and after this step */
+  /* damping of part->factor, 0: no factor; its damping after this step */
+  double factor_damping, next_factor_damping;
+  bool has_new_factor; /* this step computed and stored a whole factor */
+  /* learning rate in the step of the newest row; learning rate of this step */
+  double lr, next_lr;
+  double updates;         /* number of Adam steps */
+  float *s, *next_s;      /* [d] second moments before and after this step */
   bool drops_rows;        /* this step drops all rows except its own (window_empty) */
-  ng_status solve_status; /* of the solve of this step */
+  ng_status solve_status; /* status of the solve in this step */
   float *x;               /* [d] the vector that entered */
   float *u;               /* [d] the direction; if sliced, a slice of b->whole_direction */
   float *v, *next_v;      /* [d] momentum, or r of an average x; before and after this step */
@@ -84,9 +89,10 @@ typedef struct ng_window {
   double *sums;          /* scratch: 3 sums of each chunk of a pass and of each unit of the store */
   double *unit_products; /* [units, places] products of each unit of the store */
   double *work;          /* memory of window_solve.c for the host */
-  int64_t *row_place, rows; /* [rows] places of the rows in use, oldest first; their number */
-  int32_t units;            /* chunks or ranges for which a store computes products separately */
-  void *state;              /* state of the store */
+  /* [rows] places of the rows in use, oldest first; number of rows in use */
+  int64_t *row_place, rows;
+  int32_t units; /* chunks or ranges for which a store computes products separately */
+  void *state;   /* state of the store */
 } ng_window;
 
 static inline ng_window *ng_window_of(const ng_block *b) { return b->state; }
@@ -127,10 +133,12 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 enum { NG_WINDOW_JOINT_ROUNDS = 4 };
 typedef struct ng_window_joint {
   ng_largest of;
-  int32_t this_rank; /* of the context */
+  int32_t this_rank; /* number of this rank */
   int64_t
-      order_in_prefix; /* the k-th largest key is the largest, second largest, ... key with these digits */
-  int64_t selected, selected_below; /* elements selected on this rank; on all lower ranks */
+      order_in_prefix; /* Of the keys that begin with these digits, the k-th largest key is number `order_in_prefix`,
+                        * from the largest. */
+  /* number of elements selected on this rank; on all lower ranks together */
+  int64_t selected, selected_below;
 } ng_window_joint;
 /* Return the number of doubles that round `round` sums over ranks. */
 int64_t ng_window_joint_count(int32_t round, int32_t ranks);
@@ -166,7 +174,7 @@ void ng_window_add_head(ng_block *b, double by, double factor);
 /* Replace the gradient in w->x by the vector that enters. */
 void ng_window_compute_adaptive_input(ng_block *b);
 void ng_window_compute_adaptive_direction(
-    ng_block *b);                               /* u <- the direction from the row at head */
+    ng_block *b); /* u <- the direction of a first-order method, from the row at head */
 void ng_window_commit_adaptive(ng_block *b);    /* the step counts: store the next second moments */
 bool ng_window_x_is_average(const ng_block *b); /* window_momentum_form = gradient */
 /* u <- r of the average x = r + G' b; overwrites row_place and rows. */

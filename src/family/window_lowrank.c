@@ -161,7 +161,7 @@ static void set_initial_values(ng_block *b) {
   const lowrank *s = w->state;
   ng_queue *q = b->ctx->queue;
   int64_t n = 0, some = 0;
-  int32_t finite = 1; /* on the stack: ng_queue_wait follows below */
+  int32_t finite = 1; /* the kernel writes to this variable before ng_queue_wait below returns */
   for (int32_t i = 0; i < w->segments; i++) {
     const ng_slot *slot = b->segment[w->segment_order[i]].slot;
     ng_low_rank first = describe_iteration(b, i, w->places - 1);

@@ -291,7 +291,8 @@ static double try_mfac(ng_block *b, ng_window_part *p, const solve_args *a, bool
 typedef struct spectrum {
   double *age, *value, *q; /* age: a_i = window_forget^(age of row i); value: Sigma^2 */
   double *q_off;           /* bound of the rounding error of q */
-  double *at_b, *at_q; /* b_factor, q_factor of (Sigma^2 - its error); in the memory of age, q */
+  /* b_factor and q_factor at the lower bound of Sigma^2; they use the memory of age and q */
+  double *at_b, *at_q;
   double *on_b, *on_q; /* V'b, V'q */
   double *V;           /* [n, n] row i is eigenvector i */
 } spectrum;

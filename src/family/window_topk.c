@@ -12,7 +12,8 @@
 enum { BLOCK = NG_FLAT_BLOCK };
 
 typedef struct topk_rows {
-  int64_t k, k_all, k_before; /* entries of a row: on this rank, on all ranks, on lower ranks */
+  /* number of entries of a row: on this rank, on all ranks, on lower ranks */
+  int64_t k, k_all, k_before;
   /* All ranks select k of all elements jointly.  A slice may have any number of entries, so every rank stores whole rows,
    * with row_blocks blocks; its own blocks begin at `first_block`. */
   bool is_joint;
@@ -21,18 +22,19 @@ typedef struct topk_rows {
   int64_t *cut; /* [3, ranks + 1] slices: of values, of indices (in bytes), of blocks */
   int32_t groups, blocks, all_blocks, pieces;
   ng_largest *group;        /* the elements from which a step selects, in flat order */
-  ng_flat_pass *count_pass; /* passes that count the selectable elements of each group */
-  ng_flat_range *cut_range; /* their ranges: a border of groups may cut a range */
-  double *selectable;       /* [groups, 3] their results */
+  ng_flat_pass *count_pass; /* the passes that count the selectable elements of each group */
+  /* ranges of count_pass: a border between groups may divide a range in two */
+  ng_flat_range *cut_range;
+  double *selectable; /* [groups, 3] results of count_pass */
   ng_flat_range *block;
   ng_dtype value_dtype;
-  uint16_t *index_in_block; /* [places, k] of each value */
-  char *value;              /* [places, k] */
+  uint16_t *index_in_block; /* [places, k] the values of each row */
+  char *value;              /* [places, k] the index of each value */
   int32_t *block_begin; /* [places, row_blocks] position of a block's first entry, over all ranks */
   float *error, *next_error; /* [d] error feedback before and after this step */
   float gradient_factor;     /* factor of the gradient g in a = e + by g */
-  int32_t *count;            /* [pieces, NG_LARGEST_COUNTS] */
-  double *tile;              /* [pieces, BLOCK] */
+  int32_t *count;            /* [pieces, NG_LARGEST_COUNTS] scratch */
+  double *tile;              /* [pieces, BLOCK] scratch */
 } topk_rows;
 
 /* ---- geometry --------------------------------------------------------------------------------*/
@@ -448,7 +450,7 @@ static int32_t list_fields(const ng_block *b, ng_field *f) {
   const int32_t owner = b->owner, ranks = b->ctx->ranks + 1;
   f[0] = ng_field_plain("values", s->value_dtype, w->places, s->k_all, s->value, owner);
   f[1] = ng_field_plain("indices", NG_U8, w->places, 2 * s->k_all, s->index_in_block,
-                        owner); /* 16 bits */
+                        owner); /* indices within a block have 16 bits */
   f[2] = ng_field_plain("begins", NG_I32, w->places, s->all_blocks, s->block_begin, owner);
   f[3] = ng_window_field(b, "error", NG_F32, 1, s->error);
   for (int i = 0; i < 3 && w->is_sliced && !s->is_joint; i++) {

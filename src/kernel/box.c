@@ -15,11 +15,11 @@
 #include "simd.h"
 
 enum {
-  PLANE = 4096,   /* doubles that fit an L1 cache */
+  PLANE = 4096,   /* number of doubles that fit an L1 cache */
   LINE_LEAST = 8, /* smallest and largest number of channels that sum_lines sums at once */
   LINE_MOST = 64,
-  POINTWISE = 256, /* the same number if the kernel is pointwise */
-  TILE = 512       /* elements that are converted at once */
+  POINTWISE = 256, /* largest number of channels that sum_lines sums at once for a 1x1 kernel */
+  TILE = 512       /* number of elements that are converted at once */
 };
 
 typedef struct job {
@@ -204,7 +204,7 @@ static void sum_other_layouts(job *j, int64_t c0, int64_t c1, double *scratch) {
     const ng_view *in = &j->box->x;
     for (int64_t s = 0; s < j->box->samples; s++) {
       int64_t at = 0;
-      do { /* one iteration for each run of the view; a dense view has one */
+      do { /* a dense view has one run, so it needs one iteration */
         const int64_t first = ng_view_offset(in, s, at) + c * in->column_stride;
         add_elements(j, scratch, first, in->position_stride, in->run_length, n, in->column_stride);
       } while ((at += in->run_length) < pixels);

@@ -108,7 +108,8 @@ static void write_tile(void *unused, const void *descriptor, const ng_tile *t) {
       stayed += v->dtype == NG_F64 ? write_double(e, r, c, n) : write_line(e, r, c, n);
     }
   }
-  if (stayed > 0) atomic_fetch_add(e->overflowed, stayed); /* rare, so threads seldom contend */
+  /* elements rarely keep their value, so threads rarely contend for this counter */
+  if (stayed > 0) atomic_fetch_add(e->overflowed, stayed);
 }
 
 void ng_cpu_write_directions(ng_queue *q, const ng_direction *e, int64_t n) {

@@ -19,10 +19,11 @@ enum { NG_FLAT_CHUNK = 8192, NG_FLAT_LINE = 2048, NG_FLAT_BLOCK = 32768 };
 typedef struct ng_flat_range {
   int64_t at, n;
   int64_t first_chunk;                  /* number of chunks of the ranges before this range */
-  int32_t part;                         /* which sums the range adds to (ng_rows.k) */
-  bool is_excluded;                     /* the parameter is excluded from this step */
-  const struct ng_place *grad, *weight; /* of the parameter */
-  int64_t cols, from;                   /* columns of the parameter; its first element */
+  int32_t part;                         /* index of the sums that the range adds to (ng_rows.k) */
+  bool is_excluded;                     /* the parameter is excluded in this step */
+  const struct ng_place *grad, *weight; /* gradient and weight of the parameter */
+  /* number of columns of the parameter; index of its element that is the first of the range */
+  int64_t cols, from;
 } ng_flat_range;
 
 /* A chunk: elements [from, from + n) of a range, which are elements [at, at + n) of the vectors. */
@@ -45,12 +46,12 @@ int32_t ng_count_list_chunks(const ng_flat_range *range, int64_t ranges);
 typedef enum ng_flat_op {
   NG_FLAT_READ, /* to <- g; E, M: to <- 0. Count the lines in which some |g| outside E exceeds limit */
   NG_FLAT_DECAY, /* to <- to + take * w; E, M: unchanged. Count the lines with a non-finite element */
-  NG_FLAT_MASK,  /* mask <- 1 where w is not 0, else 0 */
-  NG_FLAT_CLEAR, /* E: to <- v, or 0 if v is NULL; others: unchanged */
-  NG_FLAT_SCALE, /* to <- take * to; E: to <- -v */
-  NG_FLAT_FILL,  /* where to = 0: to <- x, x <- 0 (x NULL: to <- g); E, M: unchanged */
-  NG_FLAT_MIX,   /* to <- old * v + take * x or v; E: to <- v */
-  NG_FLAT_ADAM, /* to <- old * v + take * x or v; next_s <- forget * s + add * x^2 or s; then
+  NG_FLAT_MASK,    /* mask <- 1 where w is not 0, else 0 */
+  NG_FLAT_CLEAR,   /* E: to <- v, or 0 if v is NULL; others: unchanged */
+  NG_FLAT_SCALE,   /* to <- take * to; E: to <- -v */
+  NG_FLAT_FILL,    /* where to = 0: to <- x, x <- 0 (x NULL: to <- g); E, M: unchanged */
+  NG_FLAT_MIX,     /* to <- old * v + take * x or v; E: to <- v */
+  NG_FLAT_ADAM,    /* to <- old * v + take * x or v; next_s <- forget * s + add * x^2 or s; then
                     * x <- m * to / (sqrt(m2 * next_s) + eps), or x <- to if s is NULL; E: to <- v, next_s <- s */
   NG_FLAT_DIVIDE,  /* next_s <- s + to^2 or s; to <- to / (sqrt(next_s) + eps) */
   NG_FLAT_LIMIT,   /* to <- 0 where |to| * take > limit; count these elements */
@@ -73,8 +74,8 @@ typedef struct ng_flat_pass {
 } ng_flat_pass;
 
 typedef enum ng_rows_kind {
-  NG_ROWS_WHOLE,   /* value: all elements of a row, f32 or bf16 */
-  NG_ROWS_SPARSE,  /* value: the stored elements of a row, f32 or bf16; each range has at most NG_FLAT_BLOCK elements */
+  NG_ROWS_WHOLE,  /* value: all elements of a row, f32 or bf16 */
+  NG_ROWS_SPARSE, /* value: the stored elements of a row, f32 or bf16; each range has at most NG_FLAT_BLOCK elements */
   NG_ROWS_LOW_RANK /* value: the factors P and Q of a row, f32; each range is a parameter */
 } ng_rows_kind;
 

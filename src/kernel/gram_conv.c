@@ -111,7 +111,8 @@ static void reduce_samples(void *arg, int32_t i) {
     float *out = t->to + k * t->ld;
     box.x.data = ng_view_at(&t->g->x, t->first + k, 0, t->g->c0);
     ng_sum_sample_patches(&box, sum + ng_round16(cols));
-    for (int64_t j = 0; j < cols; j++) { /* from [channel][offset] to [offset][channel] */
+    for (int64_t j = 0; j < cols; j++) {
+      /* convert the order [channel][offset] to [offset][channel] */
       out[j] = (float)(sum[j % wide * taps + j / wide] * factor);
     }
     if (t->g->has_ones) out[cols] = (float)(positions * factor);

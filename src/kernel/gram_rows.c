@@ -15,7 +15,7 @@ void ng_add_bias_row(ng_queue *q, const ng_gram *g, float *scratch) {
   float *row = scratch + 2 * ng_round16(p);
   const ng_box box = {.x = g->x, .samples = g->samples, .conv = *c, .out = sum};
   ng_cpu_sum_patches(q, &box, 1, (double *)(void *)(row + ng_round16(p + 1)));
-  for (int64_t i = 0; i < p; i++) { /* from [channel][offset] to [offset][channel] */
+  for (int64_t i = 0; i < p; i++) { /* convert the order [channel][offset] to [offset][channel] */
     row[i] = (float)sum[i % C * taps + i / C];
   }
   row[p] = (float)(g->samples * c->out_height * c->out_width);

@@ -33,7 +33,8 @@ typedef struct shift_job {
   ng_queue *q;
   ng_pixels in;
   ng_axis v, h;
-  int64_t C, samples, first;     /* samples of the tile; index of its first sample in the batch */
+  /* number of samples of the tile; index of its first sample in the batch */
+  int64_t C, samples, first;
   int64_t edge, columns;         /* ng_shift_edge_columns, ng_shift_copied_columns */
   float *tile, *edges, *product; /* pixels; copies of edge columns; matrices M */
   float alpha;

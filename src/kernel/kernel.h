@@ -19,7 +19,9 @@
 #include "kernel/observed.h"
 #include "linalg/linalg.h"
 
-enum { NG_LINE = 512 }; /* elements that a loop converts at once into a buffer on its stack */
+enum {
+  NG_LINE = 512
+}; /* number of elements that a loop converts at once into a buffer on its stack */
 
 /* ---- descriptors -----------------------------------------------------------------------------*/
 
@@ -126,7 +128,7 @@ typedef struct ng_ratios {
   int64_t *count;  /* [threads x NG_RATIO_BINS]; the result is in the counts of the first thread */
   double *extreme; /* [threads x 2] smallest and largest r; the result is in the first two */
   double *sum;     /* [tiles x 4] sums of r, d D, D^2, d^2 */
-  double *out;     /* [4] these sums over all elements */
+  double *out;     /* [4] the sums of all tiles */
 } ng_ratios;
 
 /* Copy elements of any dtype to other strides: element (i, j, ...) of `from` to element (i, j, ...) of `to`. The arrays

@@ -35,7 +35,8 @@ NG_CLONES static void add_error(float *restrict x, const float *restrict error, 
  * because two increments of the same counter would wait for each other. */
 static void count_first_digits(const ng_largest *v, int64_t from, int64_t to, int32_t *count) {
   memset(count, 0, (size_t)COPIES * BINS * sizeof *count);
-  for (int64_t at = from, n; at < to; at += n) { /* a line stays in the L1 cache */
+  for (int64_t at = from, n; at < to; at += n) {
+    /* n is small, so that the line stays in the L1 cache for the loops below */
     float *x = v->x + at;
     int64_t i = 0;
     n = ng_min64(NG_FLAT_LINE, to - at);
@@ -92,7 +93,8 @@ static void keep_k_largest(const float *x, int32_t *chosen, int64_t m, uint32_t 
   int64_t out = 0;
   const uint32_t upper = find_digit(x, chosen, m, bin, FIRST, count, &rest);
   const uint32_t least = find_digit(x, chosen, m, upper, SECOND, count, &rest);
-  for (int64_t i = 0; i < m; i++) { /* of the elements with key = least, keep the first `rest` */
+  for (int64_t i = 0; i < m; i++) {
+    /* of the elements whose key equals `least`, keep the first `rest` */
     const uint32_t key = key_of(x[chosen[i]]);
     if (key < least || (key == least && rest-- <= 0)) continue;
     chosen[out++] = chosen[i];

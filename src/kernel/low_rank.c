@@ -131,7 +131,8 @@ static void power_task(void *arg, int32_t i) {
     memcpy(w->a.rest, w->e.rest, (size_t)n * sizeof(float));
     return;
   }
-  const ng_float_pair x = w->a, e = w->e; /* local, so that the compiler vectorises the loop */
+  /* copies on the stack let the compiler vectorise the loop */
+  const ng_float_pair x = w->a, e = w->e;
   const double by = w->by;
   for (int64_t k = 0; k < n && e.x != NULL; k++) {
     ng_set_pair(x, k, ng_get_pair(e, k) + by * (double)x.x[k]);

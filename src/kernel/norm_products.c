@@ -20,7 +20,7 @@ enum {
   PIECE_FLOATS = 65536, /* a batch has 1 + floats / PIECE_FLOATS pieces */
   STRIP = 64,           /* channels whose sums fit the registers: see add_strip */
   NARROW = 256,         /* largest number of channels for which add_strip is faster than add_all */
-  AHEAD = 8,            /* rows between a prefetch and its use */
+  AHEAD = 8,            /* number of rows between a prefetch and the use of its data */
   LINE = 16             /* floats of a cache line */
 };
 
@@ -227,7 +227,7 @@ void ng_norm_sum_products(ng_queue *q, const ng_norm_sum *k, void *scratch) {
     const double off = all.sum[c] / rows;
     const double r = ng_norm_inverse_std(all.sum[C + c] / rows - off * off, k->layer.eps);
     const double gg = r * r * (qq - 2.0 * off * qs + off * off * ss);
-    X[c] = gg < 0.0 ? 0.0 : gg; /* only rounding makes gg negative; NaN stays NaN */
+    X[c] = gg < 0.0 ? 0.0 : gg; /* without rounding, gg >= 0; NaN stays NaN */
     X[C + c] = ss;
     X[2 * C + c] = r * (qs - off * ss);
     fine = fine && X[c] <= most && ss <= most;

@@ -48,7 +48,7 @@ static inline const char *ng_view_at(const ng_view *v, int64_t n, int64_t s, int
  * pointwise convolution of an image with one row, whose pixels are the positions; the number of positions is unknown
  * before an observation. */
 typedef struct ng_conv {
-  int64_t channels, height, width; /* of the input */
+  int64_t channels, height, width; /* size of the input */
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t out_height, out_width, outputs;
   bool is_linear;
@@ -68,7 +68,7 @@ static inline bool ng_conv_is_pointwise(const ng_conv *c) {
  * over samples, channels [c0, c1) and pixels s; pixels outside the image are 0. S64, in ng_sym order, replaces S.a: then every implementation adds in double, as `ref`. */
 typedef struct ng_gram {
   ng_view x;
-  int64_t samples; /* number of samples used: the first ones */
+  int64_t samples; /* the first `samples` samples are used */
   int64_t c0, c1;  /* columns [c0, c1) are used */
   bool has_ones;   /* append a column of ones */
   int reduce;      /* a row is 0: a position; 1: the mean of a sample over positions; 2: the sum */
@@ -92,7 +92,7 @@ int64_t ng_spatial_scratch(const ng_queue *q, const ng_conv *conv);
  * [g0, g1) of g; rows a_ns are the rows of ng_gram of columns [a0, a1) of x, with is_conv patches. V [q, p]. */
 typedef struct ng_sample_squares {
   ng_view x, g;
-  int64_t samples; /* number of samples used: the first ones */
+  int64_t samples; /* the first `samples` samples are used */
   int64_t positions;
   int64_t a0, a1, g0, g1;
   bool has_ones, is_conv;
@@ -133,7 +133,7 @@ typedef struct ng_squares {
 /* accumulate.c: count[v] <- how often token v occurs in the first `samples` samples; NG_NO_TOKEN is not counted. If a token
  * of any sample is invalid, count[0] <- NaN, count[vocabulary] <- the index (sample * positions + position) of the first. */
 typedef struct ng_tokens {
-  ng_view x; /* i32 or i64, one column */
+  ng_view x; /* token numbers: i32 or i64, one column */
   int64_t samples, vocabulary;
   double *count; /* [vocabulary + 1]; the last: see above */
 } ng_tokens;
@@ -160,7 +160,8 @@ typedef struct ng_norm_layer {
   ng_norm_input input;
   double eps;
   int64_t channels, groups;
-  bool has_gamma, has_beta; /* which parameters exist */
+  /* the layer has the parameter gamma; the layer has the parameter beta */
+  bool has_gamma, has_beta;
 } ng_norm_layer;
 
 /* The gradient q_i = [dgamma_i; dbeta_i] of gamma and beta of one sample, of a batch, layer or group norm. With h the
@@ -174,7 +175,7 @@ typedef struct ng_norm_layer {
 typedef struct ng_norm_sum {
   ng_norm_layer layer;
   ng_view x, g;    /* input and output gradient; without gamma x is not read */
-  int64_t samples; /* number of samples used: the first ones */
+  int64_t samples; /* the first `samples` samples are used */
   /* sum_norm_squares: X [3 channels]. X[0 .. width) = sum of q_i^2; with `products` the last `channels` numbers are the sum
    * of dgamma_i dbeta_i. X[0] is NaN if a number is not finite in f32. */
   bool products;
@@ -182,7 +183,7 @@ typedef struct ng_norm_sum {
   /* add_norm_grams: S += alpha sum of q_i q_i', of order `width`, in ng_sym order; x and g are finite. */
   double alpha;
   void *S;
-  ng_dtype dtype; /* of S: f32 or f64 */
+  ng_dtype dtype; /* dtype of S: f32 or f64 */
 } ng_norm_sum;
 
 static inline int64_t ng_norm_width(const ng_norm_layer *k) {

@@ -43,7 +43,8 @@ void ng_count_ratio(const ng_ratios *to, double d, double g) {
 static void count_tile(void *arg, const void *descriptor, const ng_tile *t) {
   const job *j = arg;
   const ng_direction *e = descriptor;
-  ng_ratios to = *j->r; /* with the counts of the piece and the sums of the tile */
+  /* ng_count_ratio adds to the counts of this piece and to the sums of this tile */
+  ng_ratios to = *j->r;
   to.count += (int64_t)t->piece * NG_RATIO_BINS;
   to.extreme += 2 * t->piece;
   to.sum += t->index * SUMS;

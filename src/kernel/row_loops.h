@@ -6,7 +6,8 @@
 
 double ng_row_dot(const float *x, const float *y, int64_t n); /* return <x, y> in double */
 double ng_row_dot_double(const double *x, const double *y,
-                         int64_t n);                               /* the same, added in order */
+                         /* return <x, y>, added in the order of the elements */
+                         int64_t n);
 void ng_row_add(double *acc, const float *x, int64_t n, double c); /* acc += c x */
 /* Return the address of element `at` of the row at `place`. */
 static inline const void *ng_row_at(const ng_rows *G, int64_t place, int64_t at) {

@@ -11,7 +11,11 @@
 #include "kernel/row_loops.h"
 #include "simd.h"
 
-enum { AHEAD = 4, ENTRIES = 256 }; /* prefetched sparse rows; entries that are converted at once */
+enum {
+  AHEAD = 4,
+  ENTRIES = 256
+}; /* number of sparse rows that are prefetched; number of entries that are converted
+                                    * at once */
 
 /* acc <- by u; if by = 0, u is not read. */
 static void begin_sums(double *acc, const float *u, int64_t n, double by) {
@@ -112,7 +116,7 @@ static block_run find_run_and_prefetch(const ng_rows *G, int64_t j, int64_t bloc
 
 static void multiply_sparse_rows(const ng_rows *G, float *tile, int64_t i) {
   const ng_flat_range *block = &G->range[i];
-  if (G->x == NULL) { /* x is the row at `head`; f32 represents its values exactly */
+  if (G->x == NULL) { /* x is the row at `head`, whose values are exact in f32 */
     const block_run own = find_block_run(G, G->head, i);
     memset(tile, 0, (size_t)block->n * sizeof *tile);
     put_sparse(tile, own.index, own.value, G->dtype, own.n);

@@ -58,7 +58,8 @@ enum { PIECES = 256 };
 
 typedef struct scan_job {
   const ng_strided *s; /* axes sorted and joined; the elements along the last axis are a line */
-  int64_t lines, length, step; /* number of lines; elements of a line, and their stride */
+  /* number of lines; number of elements of a line; stride between these elements */
+  int64_t lines, length, step;
   int32_t pieces;
   uint32_t
       most[PIECES]; /* [pieces] bits of the largest magnitude of each piece: ng_find_largest_bits */

@@ -16,22 +16,25 @@
 
 enum {
   LANES = 16,
-  TOGETHER = 4,  /* distances that one loop sums */
+  TOGETHER = 4,  /* number of distances whose products one loop sums */
   CHUNK = 2048,  /* elements whose products are summed in f32; longer sums are in double */
-  CHANNELS = 16, /* channels of one unit of work */
-  UNITS = 256    /* units whose sums are stored at once */
+  CHANNELS = 16, /* number of channels in a unit of work */
+  UNITS = 256    /* number of units whose sums are stored at once */
 };
 
 typedef struct job {
   const ng_gram *g;
-  int64_t first, units; /* the present units: (sample, CHANNELS channels) */
-  int64_t blocks;       /* units of a sample */
-  int64_t row, floats;  /* pixels between rows of the copy; pixels of the copy */
-  int64_t distances;    /* a multiple of TOGETHER; the last ones are not used */
+  /* the units in progress: index of the first one, and their number; a unit has CHANNELS channels of one sample */
+  int64_t first, units;
+  int64_t blocks; /* number of units of one sample */
+  /* number of pixels from one row of the copy to the next; number of pixels of the copy */
+  int64_t row, floats;
+  /* number of distances, rounded up to a multiple of TOGETHER; the added ones are not used */
+  int64_t distances;
   int32_t pieces;
-  int64_t *offset; /* [distances] pixels */
-  double *sum;     /* [units, distances] */
-  float *copy;     /* of each piece */
+  int64_t *offset; /* [distances] each distance as an offset in pixels */
+  double *sum;     /* [units, distances] the sums of each unit */
+  float *copy;     /* a copy of one image for each piece */
 } job;
 
 /* Return the number of distances l - k >= 0 in row-major order. */

@@ -31,7 +31,8 @@ static void square_columns(void *arg, int32_t k) {
   const int64_t from = (int64_t)k * WIDE, to = ng_min64(v->columns, from + WIDE);
   const ng_pixels some = {v, from, to};
   const double by = j->reduce == 1 ? 1.0 / (double)v->positions : 1.0;
-  float tile[BLOCK * WIDE] = {0.0f}; /* columns after the last column of the view stay 0 */
+  /* initialised because columns after the last column of the view are not written */
+  float tile[BLOCK * WIDE] = {0.0f};
   double sum[WIDE] = {0.0};
   for (int64_t n = 0; n < j->samples; n++) {
     double sample[WIDE] = {0.0};

@@ -12,8 +12,8 @@ enum { NG_TILE_ELEMENTS = 16384 };
 /* Rows [row, row + rows) and columns [col, col + cols) of a region. */
 typedef struct ng_tile {
   int64_t index;  /* number of the tile in the list */
-  int64_t region; /* number of its region */
-  int32_t piece;  /* number of the piece, which one thread processes */
+  int64_t region; /* number of the region that contains the tile */
+  int32_t piece;  /* number of the piece that contains the tile; one thread processes a piece */
   int64_t row, rows, col, cols;
 } ng_tile;
 

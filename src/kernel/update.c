@@ -193,7 +193,7 @@ void ng_cpu_update_weights(ng_queue *q, const ng_direction *e, const ng_weight_u
 void ng_direction_of_update(const ng_direction *e, const ng_weight_update *s, int64_t r, int64_t c,
                             int64_t n, float *u) {
   const int64_t row = e->D.row + r, col = e->D.col + c, at = row * s->cols + col;
-  const ng_dtype t = s->weight->dtype == NG_F64 ? NG_F64 : NG_F32; /* of the moments */
+  const ng_dtype t = s->weight->dtype == NG_F64 ? NG_F64 : NG_F32; /* dtype of the moments */
   float buffer[NG_LINE], gradient[NG_LINE], m[NG_LINE], v[NG_LINE];
   const ng_direction_line x = ng_describe_line(e, r, c, n, buffer);
   const direction_row of = load_direction_row(e, &x, r, c, n, gradient);

@@ -7,15 +7,17 @@
  * line has no effect. */
 #include "option/option.h"
 
-/* A line that is being read, and its effect so far. */
+/* A line of options that is being parsed, and the options that it has set so far. */
 typedef struct line_reader {
-  const char *at;           /* the rest of the line */
+  const char *at;           /* the text that is not parsed yet */
   char name[64];            /* NAME of the current word; no option has a longer name */
   char value[NG_TEXT_SIZE]; /* VALUE of the current word */
-  bool of_layer;            /* only options with per_layer are accepted */
-  bool is_set[NG_OPTION_COUNT], has_method; /* what the line has set so far */
-  ng_options options;                       /* receives the values */
-  char *message;                            /* receives an error; `size` bytes */
+  /* the line belongs to a layer, so it may only set options with per_layer */
+  bool of_layer;
+  /* what the line has set so far: each option, and a method */
+  bool is_set[NG_OPTION_COUNT], has_method;
+  ng_options options; /* receives the values */
+  char *message;      /* receives an error; `size` bytes */
   size_t size;
 } line_reader;
 

@@ -192,7 +192,8 @@ static const struct method {
   const char *help, *paper;
   const ng_option_setting *values;
   const ng_published_names *names; /* NULL: no published program */
-  const char *other_family;        /* of parameters that `family` does not take; NULL: none */
+  /* family of the parameters that `family` does not accept; NULL: none */
+  const char *other_family;
 } method[] = {
     {"natgrad", "kronecker",
      "textbook scaling: damping means the same for every batch and rank count",
@@ -286,9 +287,9 @@ static const struct method {
 /* The variants of published programs ("systems"). */
 static const struct variant {
   const char *program; /* name of the program in messages */
-  const char *names;   /* its accepted names, as copy_letters_and_digits() writes them */
+  const char *names;   /* accepted names of the variant, as copy_letters_and_digits() writes them */
   const char *variant, *method;
-  const ng_option_setting *values; /* that differ from the values of the method */
+  const ng_option_setting *values; /* the values that differ from those of the method */
 } variant[] = {
     {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", no_values},
     {"KAISA", "kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},

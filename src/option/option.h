@@ -52,18 +52,20 @@ const char *ng_trait_text(uint32_t trait);
 typedef struct ng_option_row {
   const char *name, *group;
   ng_option_type type;
-  size_t offset; /* of the option's field in ng_options */
+  size_t offset; /* offset of the option's field in ng_options */
   const char *default_text;
-  const char *older_states; /* value of states that are older than the option; NULL: the default */
-  double lower, upper;      /* bounds of a number */
-  bool lower_open;          /* the value must be above `lower`, not equal */
-  const char *choices;      /* "a|b": all texts of a choice, for messages */
-  const char *choice[NG_CHOICES_MAX]; /* [enum value in settings.h] text; NULL: no such value */
-  const char *unsupported;            /* "c|d": texts refused as not supported yet; NULL: none */
+  /* value to use for a state that was saved before the option existed; NULL: the default */
+  const char *older_states;
+  double lower, upper; /* bounds of a number */
+  bool lower_open;     /* the value must be above `lower`, not equal */
+  const char *choices; /* "a|b": all texts of a choice, for messages */
+  /* [enum value in settings.h] text of each choice; NULL: no choice has this value */
+  const char *choice[NG_CHOICES_MAX];
+  const char *unsupported; /* "c|d": texts refused as not supported yet; NULL: none */
   const char *unit, *help;
   uint32_t trait;          /* NG_TRAIT_...: only families with this trait have the option; 0: all */
   ng_option_need needs[2]; /* the option has an effect if one of these conditions holds */
-  bool per_layer;          /* a layer may have its own value */
+  bool per_layer;          /* a layer may have its own value of the option */
   bool can_change;         /* ng_set may change the value after ng_ready */
   /* Check the value of the text option `name`. */
   ng_status (*check_text)(const char *name, const char *text, char *message, size_t size);
@@ -130,7 +132,8 @@ typedef struct ng_published_job {
   const ng_published *row;
   const char *value; /* the published value */
   ng_options *full;  /* the options to change */
-  double lr;         /* receives the learning rate; -1: the option is another one */
+  /* the published learning rate, if the option is the learning rate; otherwise -1 */
+  double lr;
   char *message;
   size_t size;
 } ng_published_job;
@@ -142,7 +145,7 @@ typedef struct ng_published_job {
  * does not support it. */
 struct ng_published {
   const char *name;
-  const char *option;  /* the option of this library; "": none */
+  const char *option;  /* the option of this library that it sets; "": none */
   const char *meaning; /* one line for `natgrad info --published` */
   ng_status (*set)(ng_published_job *j);
   const char *words; /* NULL: `set` checks the value */
@@ -194,7 +197,8 @@ bool ng_globs_from_regex(const char *expression, char *out, size_t size);
 /* lines.c: one entry of per_layer: globs and a line of options. */
 typedef struct ng_layer_line {
   char globs[NG_TEXT_SIZE]; /* the whole entry if it is malformed */
-  const char *line;         /* in globs[], after the 0; NULL: the entry is malformed */
+  /* position in globs[] after the 0 that ends the globs; NULL: the entry is malformed */
+  const char *line;
 } ng_layer_line;
 /* Set *e to the next entry of the text at *rest, and *rest to the text after it; return false at the end. */
 bool ng_lines_next(const char **rest, ng_layer_line *e);
