@@ -29,7 +29,8 @@ typedef struct bench {
   struct {
     const char *json_key;
     int64_t value;
-  } member[8]; /* more members of every row in JSON, such as the number of parameters */
+    /* additional members of every row in the JSON output, such as the number of parameters */
+  } member[8];
   int members; /* number of entries in `member` */
   void *user;  /* bench_case.size bytes for the case's data, initially zero */
   /* measured rates of SGEMM and of a copy; 0: not measured yet */
@@ -44,7 +45,8 @@ typedef struct bench_case {
   size_t size;           /* bytes of bench.user */
   const char *options;   /* options of the library, before the user's; NULL: the case has none */
   const char *models[4]; /* models to run if --model is not given; ends with NULL */
-  const char *needs, *expected;  /* option that the method must have, or NULL; such methods */
+  /* an option that the method must have, or NULL; text that lists the methods with this option */
+  const char *needs, *expected;
   int (*list)(const bench *b);   /* print the layers (--list); NULL: --list is ignored */
   int (*open)(bench *b);         /* prepare the data, add rows, and call bench_print_title */
   int (*round)(bench *b, int r); /* run round r; r = -1 is the warm-up, whose times do not count */
@@ -70,7 +72,7 @@ int bench_report_error(const bench *b, const char *what, ng_status st);
 double bench_find_median(double *x, int n); /* sorts x */
 /* Return a rate, which the first call measures; <= 0: the measurement is not possible. */
 double bench_measure_sgemm(bench *b); /* GFLOP/s of a matrix product (SGEMM) of order 4096 */
-double bench_measure_copy(bench *b);  /* GB/s that a copy reads and writes */
+double bench_measure_copy(bench *b);  /* return the GB/s that a copy reads and writes */
 
 /* Return the next number of a pseudo-random sequence in [-1, 1), which is the same in every run. */
 #define BENCH_SEED UINT64_C(88172645463325252)
@@ -97,8 +99,9 @@ int64_t bench_find_largest_order(const shapes *list); /* the largest order of an
  *
  * Times are the shortest of ten runs (of fewer, but at least three, if these take more than three seconds). A negative
  * result: the build has no BLAS, or LAPACK failed. */
-bool floors_have_blas(void);              /* false: no BLAS, so no arithmetic rates */
-double floor_measure_sgemm(int order);    /* GFLOP/s of a product of this order */
+/* return false in a build without BLAS, which cannot measure arithmetic rates */
+bool floors_have_blas(void);
+double floor_measure_sgemm(int order);    /* return the GFLOP/s of a matrix product of this order */
 double floor_measure_copy(void);          /* GB/s read and written by a copy */
 int64_t floor_read_cache_bytes(void);     /* size of the last-level cache        */
 double floor_measure_cholesky(int64_t n); /* ms of spotrf and spotri (inverse by Cholesky) */

@@ -18,7 +18,8 @@ typedef struct work {
   float **grad;
   float *pool;
   int64_t pool_floats, at; /* length of the pool; offset of the next array */
-  int64_t rescued;         /* steps that repeated a solve with more damping, which takes longer */
+  /* number of steps that repeated a solve with more damping, which takes longer */
+  int64_t rescued;
 } work;
 
 /* Return the row of the table for a part (STATISTICS, ...) of a layer. With n layers, index n stands for the sum over
@@ -100,7 +101,8 @@ static int open_kfac(bench *b) {
 }
 
 static ng_status time_step(const bench *b, work *k, double *ms) {
-  for (int i = 0; i < k->model.n; i++) { /* new gradients: the last step overwrote the old ones */
+  for (int i = 0; i < k->model.n; i++) {
+    /* the last step has overwritten the gradients, so fill them again */
     const int64_t n = k->model.layer[i].out * k->model.layer[i].p;
     memcpy(k->grad[i], take_array(k, n), (size_t)n * sizeof(float));
   }

@@ -26,7 +26,7 @@ typedef struct work {
   shapes list;
   int64_t bytes; /* size of the saved file */
   char folder[64], saved[96], written[96];
-  char *content;       /* [bytes]: what WRITE writes */
+  char *content;       /* [bytes] the bytes that the case WRITE writes to a file */
   double least[PARTS]; /* shortest time of each part, ms */
 } work;
 

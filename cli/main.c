@@ -86,12 +86,13 @@ static void restart_with_blas_environment(char **argv) {
   if (value != NULL) {
     *value++ = 0;
     value[strcspn(value, " ")] = 0;
-    (void)setenv(hint, value, 0); /* 0: keep the user's value */
+    (void)setenv(hint, value, 0); /* 0: do not overwrite a value that the user has set */
   }
   (void)setenv("OPENBLAS_THREAD_TIMEOUT", "18", 0);
   if (setenv("NATGRAD_STARTED_AGAIN", "1", 1) != 0) return;
   (void)fflush(stdout);
-  (void)execv("/proc/self/exe", argv); /* if exec fails, continue: slower, but correct */
+  /* if exec fails, the program continues without the setting: slower, but with correct results */
+  (void)execv("/proc/self/exe", argv);
 }
 
 /* If a standard stream is closed, the next file that the program opens would get its number, and output would go into

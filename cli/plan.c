@@ -18,7 +18,8 @@ typedef struct plan_command {
   const char *model;
   int32_t ranks[MOST_COUNTS];
   int counts;
-  plan_machine given;      /* rates of the command line, which replace others; < 0: none */
+  /* rates from the command line, which replace measured or default rates; < 0: not given */
+  plan_machine given;
   double memory, overhead; /* --memory in bytes (0: no limit); --overhead, a share */
   bool calibrate, json;
   int32_t started; /* ranks of the MPI launcher; 0 after print_rates */
@@ -346,9 +347,8 @@ static const cli_option options[] = {
      offsetof(plan_command, task.period[1]), 1, 1 << 20},
     {"memory", "SIZE", "largest memory of a rank, such as 16GB or 8GiB (no limit)", CLI_SIZE,
      .field = offsetof(plan_command, memory)},
-    {"overhead", "SHARE",
-     "share of the time of a step that the recommended periods may add (0.3)", CLI_REAL,
-     offsetof(plan_command, overhead), 1e-5, 1e4},
+    {"overhead", "SHARE", "share of the time of a step that the recommended periods may add (0.3)",
+     CLI_REAL, offsetof(plan_command, overhead), 1e-5, 1e4},
     {"gemm", "FLOPS", "FLOP/s of matrix products on a rank (10T)", CLI_SIZE,
      .field = offsetof(plan_command, given.gemm)},
     {"solve", "FLOPS", "FLOP/s of factorisations on a rank (500G)", CLI_SIZE,

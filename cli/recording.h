@@ -46,15 +46,16 @@ typedef struct recording {
   ngio_json *json; /* case.json; root: its object; config: the member "config" */
   const ngio_value *root, *config;
   const char *system, *method;
-  double tolerance, state_tolerance; /* for directions; for error feedback, weights and momentum */
-  const char *tolerance_reason;      /* reason of a tolerance above the default, else "" */
+  /* tolerance of directions; tolerance of error feedback, weights and momentum */
+  double tolerance, state_tolerance;
+  const char *tolerance_reason; /* reason for a tolerance above the default; otherwise "" */
   double weight_decay,
       loss_scale; /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
   bool has_two_passes, is_sum; /* "passes", "reduction" */
-  bool has_parameters;         /* has the list "parameters" instead of layers */
+  bool has_parameters;         /* the recording lists "parameters" instead of layers */
   bool
-      has_states; /* has the state of the optimizer and the weights after each step (replay_state.c) */
-  bool has_updates;     /* has weights and momentum after each step */
+      has_states; /* the recording has the state of the optimizer and the weights after each step (replay_state.c) */
+  bool has_updates;     /* the recording has weights and momentum after each step */
   double momentum;      /* 0.9 if not recorded */
   bool adjust_momentum; /* multiply momentum by min(1, lr / lr_pre) */
   double *lr, *lr_pre;  /* [steps]; NULL without updates */

@@ -46,8 +46,10 @@ static int set_recorded_options(const recording *r, const char *path, ng_options
        value = ngio_next(r->config, value)) {
     const char *key = value->key;
     if (strcmp(key, "system") == 0 || strcmp(key, "method") == 0) continue;
-    if (strcmp(key, "diagonalize") == 0) continue;                /* replay_run.c reads this key */
-    if (r->has_parameters && strcmp(key, "class") == 0) continue; /* not an option */
+    /* replay_run.c reads the key "diagonalize" */
+    if (strcmp(key, "diagonalize") == 0) continue;
+    /* "class" of such a recording is the name of the optimizer, not an option */
+    if (r->has_parameters && strcmp(key, "class") == 0) continue;
     ngio_out text = {0};
     const bool known = append_text(&text, value, r->has_states);
     ngio_out_bytes(&text, "", 1); /* the terminating zero */
@@ -165,7 +167,7 @@ static int check_errors(const replay_job *j, const replay_rank *ranks, double gi
   if (r->has_states) a[STATE_ERRORS].what = "weights and state";
   if (r->has_updates) a[STATE_ERRORS].what = r->momentum != 0 ? "weights and momentum" : "weights";
   for (int k = 0; k < ERROR_KINDS; k++) {
-    if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* true for NaN, too */
+    if (!(a[k].largest <= a[k].tolerance)) rc = CLI_NO; /* written so that NaN also fails */
   }
   /* all ranks have the same status, so rank 0 stands for all */
   print_report(j, ranks[0].errors[DIRECTION_ERRORS], a, ranks[0].rescued, rc);

@@ -173,7 +173,7 @@ static ng_status compare_momentum(ng_precond *p, const char *name, double lr, co
     v[k] = (float)(-lr * (double)v[k]);
   if (there) replay_add_error(v, recorded, n, gap, scale);
   free(v);
-  /* a missing field means that the library renamed it */
+  /* if the field is missing, its name has changed in the library */
   return st >= 0 && !there ? NG_ERR_STATE : st;
 }
 
@@ -280,7 +280,8 @@ static ng_status run_recorded_step(replay_rank *me, ng_precond *p, int step) {
     if (r->has_parameters && !r->has_states)
       memcpy(x->value, s->before, (size_t)count_elements(l, 0) * sizeof(float));
   }
-  ng_sgd sgd[2] = {{0}, {0}}; /* [1]: of the parameters that are others */
+  /* [0]: parameters with curvature; [1]: parameters that the method leaves to its second family */
+  ng_sgd sgd[2] = {{0}, {0}};
   bool others = false;
   for (int i = 0; i < r->layers; i++)
     others = others || r->is_other[i];
@@ -321,7 +322,8 @@ static int run_rank(void *user, const ng_transport *t) {
   if (st >= 0 && r->has_two_passes) st = ng_step(p, me->job->lr); /* gradients are 0 */
   for (step = 0; step < r->steps && st == NG_OK; step++)
     st = run_recorded_step(me, p, step);
-  if (st != NG_OK) { /* report before the abort, which makes other ranks fail */
+  if (st != NG_OK) {
+    /* report the error before the abort, because the abort makes other ranks fail */
     char where[48] = "";
     if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
     if (ctx != NULL)

@@ -212,7 +212,7 @@ static double largest(const float *x, int64_t n) {
 }
 
 static void note_error(parameter_state *s, double error) {
-  if (!(error <= s->error)) s->error = error; /* NaN, too */
+  if (!(error <= s->error)) s->error = error; /* written so that a NaN error is stored, too */
 }
 
 /* Note an error of a basis in units of the tolerance of the state. */

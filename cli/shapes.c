@@ -88,7 +88,7 @@ static int list_network_layers(const char *model, shapes *out) {
 /* ---- a file ----------------------------------------------------------------------------------*/
 
 typedef enum layer_kind { CONV2D, LINEAR, NORM, EMBEDDING, KINDS } layer_kind;
-enum { KEYS = 12 }; /* keys of a kind; the last one is NULL */
+enum { KEYS = 12 }; /* number of keys of one kind of layer, including the final NULL */
 static const struct {
   const char *name, *keys[KEYS];
 } kinds[KINDS] = {

@@ -12,15 +12,16 @@ typedef enum shape_split { SPLIT_NONE, SPLIT_OUTPUT, SPLIT_INPUT } shape_split;
 
 typedef struct shape {
   char name[64];
-  bool is_conv, is_norm, has_bias; /* for a norm, image = {0, 0} means inputs [samples, in] */
+  bool is_conv, is_norm, has_bias; /* a norm with image = {0, 0} has inputs [samples, in] */
   bool is_embedding;               /* an embedding of `in` tokens with `out` features */
   double eps;                      /* added to the variance of a norm */
   ng_norm_kind norm_kind;
   int64_t in, out;                                    /* input and output features or channels */
   int64_t kernel[2], stride[2], padding[2], image[2]; /* [0] vertical, [1] horizontal */
-  int64_t dilation[2], groups;                        /* of a convolution; 0 means 1 */
-  int64_t positions;                                  /* output positions of one sample */
-  int64_t p, q; /* orders of the factors A and G of one group; 0: none, or diagonal */
+  /* dilation and groups of a convolution; 0 means 1 */
+  int64_t dilation[2], groups;
+  int64_t positions; /* number of output positions of one sample */
+  int64_t p, q;      /* orders of the factors A and G of one group; 0: none, or diagonal */
   shape_split split;
 } shape;
 

@@ -8,10 +8,12 @@
 typedef struct transformer {
   const char *name;
   int blocks;
-  int64_t width, inner, tokens; /* features of a block; of its inner layer; tokens of a sample */
-  int64_t words, types;         /* rows of the word embedding; of the type embedding (0: none) */
-  bool fused;                   /* query, key and value are one layer */
-  bool encoder; /* norms after each sublayer, and a pooler; else norms before, and a final norm */
+  /* number of features of a block; of its inner layer; number of tokens of a sample */
+  int64_t width, inner, tokens;
+  int64_t words, types; /* rows of the word embedding; of the type embedding (0: none) */
+  bool fused;           /* true: query, key and value are one layer; false: three layers */
+  /* true: a norm after each sublayer, and a pooler; false: a norm before each sublayer, and a final norm */
+  bool encoder;
 } transformer;
 
 /* bert-*: Devlin et al. 2019 (arXiv 1810.04805), with 512 tokens a sample, as in the second phase of the training.

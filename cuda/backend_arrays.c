@@ -42,7 +42,7 @@ void ng_device_accumulate(ng_queue *q, const ng_accumulation *a, int64_t n) {
   LAUNCH(d, dv_accumulate, cut_blocks(&c), &at, &c.on_device, &n);
 }
 
-/* ng_dtype_size, which a static program does not export to the library natgrad_cuda. */
+/* Copy of ng_dtype_size: a statically linked program does not export that function to natgrad_cuda. */
 static int32_t size_of(ng_dtype t) {
   return t == NG_F64 || t == NG_I64 ? 8 : t == NG_F32 || t == NG_I32 ? 4 : t == NG_U8 ? 1 : 2;
 }

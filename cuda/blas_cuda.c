@@ -44,7 +44,8 @@
     (void *, int, int, int, const void *, int, const void *, int *))
 
 enum { CUBLAS, CUSOLVER, LIBRARIES };
-enum { NON_UNIT = 0, WITH_VECTORS = 1, F32_IS_F32 = 0 }; /* the last one: CUBLAS_DEFAULT_MATH */
+/* values of cuBLAS and cuSOLVER enums; F32_IS_F32 is CUBLAS_DEFAULT_MATH (no TF32) */
+enum { NON_UNIT = 0, WITH_VECTORS = 1, F32_IS_F32 = 0 };
 
 /* Functions of a handle; file names, the newest version first. */
 static const struct {

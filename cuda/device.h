@@ -11,7 +11,7 @@
 
 /* DV_TILE: elements of a gradient that one block of DV_THREADS threads reads. */
 enum { DV_AXES = 8, DV_THREADS = 256, DV_TILE = 4096, DV_TAPS = 9, DV_GRAM = 32, DV_SLICES = 32 };
-enum { DV_F32 = 1, DV_F64, DV_F16, DV_BF16, DV_I32, DV_I64 }; /* as ng_dtype */
+enum { DV_F32 = 1, DV_F64, DV_F16, DV_BF16, DV_I32, DV_I64 }; /* same values as ng_dtype */
 
 /* ng_place (kernel/kernel.h) */
 typedef struct dv_place {
@@ -34,7 +34,7 @@ typedef struct dv_measure {
   dv_region D;
   const float *x, *y;
   double *t, *out;
-  dv_region bias; /* with has_bias */
+  dv_region bias; /* region of the bias; used if has_bias */
   bool has_bias;
 } dv_measure;
 
@@ -115,12 +115,12 @@ typedef struct dv_gram {
   int64_t c0, c1, p;
   bool has_patches, has_ones;
   float alpha;
-  double wide_alpha; /* of S64, which replaces S */
+  double wide_alpha; /* coefficient for S64, which replaces S */
   float *S;
   double *S64;
 } dv_gram;
 
-enum { DV_BATCH_NORM = 1, DV_LAYER_NORM, DV_GROUP_NORM }; /* as ng_norm_kind */
+enum { DV_BATCH_NORM = 1, DV_LAYER_NORM, DV_GROUP_NORM }; /* same values as ng_norm_kind */
 /* ng_norm_sum (kernel/observed.h). width: number of elements of q_i, the gradient of gamma and beta for sample i. */
 typedef struct dv_norm {
   dv_view x, g;

@@ -116,7 +116,7 @@ NG_GLOBAL dv_solve_check_pairs(const dv_solve *s) {
     }
     const double r = fabs(y - dv_number(s->e, s->W_dtype, dv_sample(s, k)) *
                                   dv_number(s->W, s->W_dtype, at + i));
-    if (!(r <= most)) most = r; /* NaN stays */
+    if (!(r <= most)) most = r; /* written so that a NaN in r is stored */
   }
   most = dv_block_largest(most, all);
   if (NG_THREAD == 0) s->parts[NG_BLOCK] = most;
@@ -130,7 +130,7 @@ NG_GLOBAL dv_solve_accept_pairs(const dv_solve *s) {
   double top = 0.0, norm[3] = {0.0, 0.0, 0.0}, dot = 0.0;
   for (int64_t i = NG_THREAD; i < n; i += DV_THREADS) {
     const double e = fabs(dv_number(s->e, s->W_dtype, i));
-    if (!(e <= top)) top = e; /* NaN stays */
+    if (!(e <= top)) top = e; /* written so that a NaN in e is stored */
     for (int32_t k = 0; k < 3; k++) {
       const double v = dv_number(s->W, s->W_dtype, dv_sample(s, k) * n + i);
       norm[k] += v * v;

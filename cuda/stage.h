@@ -13,9 +13,10 @@ struct ng_device {
   dv_blas *blas;
   char *host, *device, *scratch;
   size_t used, sent, scratch_used; /* bytes; the first `sent` of `used` bytes are copied */
-  int64_t host_entries;            /* entries that the host has computed */
-  struct ng_pool_of_pages *pages;  /* of memory.c */
-  char error[200];                 /* "": none */
+  /* number of entries that the host has computed instead of the device */
+  int64_t host_entries;
+  struct ng_pool_of_pages *pages; /* pool of memory.c */
+  char error[200];                /* "": none */
 };
 
 /* Return memory of the stage for n objects of `size` bytes, or NULL after an error. */

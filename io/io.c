@@ -84,7 +84,8 @@ int ngio_is_utf8(const char *text) {
         (*c == 0xf4 && c[1] > 0x8f))
       return 0;
     for (c++; more > 0; more--, c++) {
-      if ((*c & 0xc0) != 0x80) return 0; /* true at the terminating 0, too */
+      /* also true at the terminating 0, so the loop ends there */
+      if ((*c & 0xc0) != 0x80) return 0;
     }
   }
   return 1;

@@ -35,8 +35,9 @@ typedef enum ngio_dtype {
 
 #define NGIO_MAX_DIMS 8
 
-int64_t ngio_dtype_size(ngio_dtype t);     /* bytes; 0: unknown dtype */
-const char *ngio_dtype_name(ngio_dtype t); /* as in safetensors: "F32"; NULL: unknown dtype */
+int64_t ngio_dtype_size(ngio_dtype t); /* bytes; 0: unknown dtype */
+/* return the name in safetensors files, such as "F32"; NULL: unknown dtype */
+const char *ngio_dtype_name(ngio_dtype t);
 
 /* Allocator for the data of a file; NULL: malloc and free. `take` returns memory that is aligned to at least 8 bytes,
  * or NULL; `give` frees it and gets the size that was passed to `take`. */
@@ -67,8 +68,8 @@ typedef struct ngio_source {
   int64_t size; /* -1: a stream of unknown size */
   ngio_read read;
   void *user;
-  int64_t at;           /* a stream: bytes read so far */
-  ngio_threads threads; /* a file: the caller may set threads that read large pieces in parallel */
+  int64_t at;           /* stream: number of bytes read so far */
+  ngio_threads threads; /* file: the caller may set threads that read large pieces in parallel */
 } ngio_source;
 
 ngio_status ngio_source_open(ngio_source *s, const char *path, char *message, size_t size);

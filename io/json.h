@@ -16,7 +16,7 @@ extern "C" {
 typedef struct ngio_out { /* starts as {0} */
   char *text;             /* without a terminating 0 */
   size_t used, room;
-  int lost;   /* 1 after a failure: no memory, or a text that is not UTF-8 */
+  int lost;   /* 1 after a failure: there was no memory, or a text was not UTF-8 */
   int digits; /* significant digits of a real number; 0: 17, enough to read back the same double */
   int indent; /* 1: one member or element per line, one blank per level */
   int depth;  /* open brackets */

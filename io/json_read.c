@@ -20,13 +20,13 @@ enum {
 
 typedef struct slot {
   uint32_t at;   /* offset of a member from its map in the array of values; 0: empty slot */
-  uint32_t hash; /* of the member's key */
+  uint32_t hash; /* hash of the member's key */
 } slot;
 
 typedef struct ngio_index {
   struct ngio_index *next;
   uint64_t
-      seed; /* of hashes; depends on the address, so that a file cannot choose keys that collide */
+      seed; /* seed of the hashes; it depends on the address, so that a file cannot contain keys chosen to collide */
   uint32_t mask; /* number of slots - 1 */
   slot slots[];
 } ngio_index;
@@ -71,7 +71,7 @@ static int parse_hex4(const char *c, uint32_t *out) {
                   : x >= 'a' && x <= 'f' ? x - 'a' + 10
                   : x >= 'A' && x <= 'F' ? x - 'A' + 10
                                          : -1;
-    if (d < 0) return 0; /* true at the terminating 0, too */
+    if (d < 0) return 0; /* also true at the terminating 0, so the loop ends there */
     *out = *out << 4 | (uint32_t)d;
   }
   return 1;

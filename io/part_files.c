@@ -94,7 +94,7 @@ static int remove_if_old_part(void *user, const char *name) {
   const int unfinished = !ngio_is_part_name(end, 0);
   struct stat at, named;
   if (s->id != NULL && strncmp(end, s->id, NGIO_PART_ID) == 0) return 0;
-  /* some file systems lock only files that are open for writing */
+  /* open for writing, because some file systems lock no other files */
   const int fd =
       open(name, (unfinished ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return 0;

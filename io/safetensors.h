@@ -26,11 +26,12 @@ typedef struct ngio_tensor {
   ngio_dtype dtype;
   int32_t ndim;
   int64_t shape[NGIO_MAX_DIMS];
-  const void *data; /* aligned for the dtype; ngio_writer_create and _stream ignore it */
-  int64_t bytes;    /* set by a read; ignored by a write */
+  /* after a read: aligned for the dtype; ngio_writer_create and ngio_writer_stream ignore it */
+  const void *data;
+  int64_t bytes; /* set by a read; ignored by a write */
 } ngio_tensor;
 
-typedef struct ngio_text { /* one entry of __metadata__ */
+typedef struct ngio_text { /* one key and value of __metadata__ */
   const char *key, *value;
 } ngio_text;
 
@@ -56,8 +57,10 @@ ngio_status ngio_tensors_finish(ngio_tensors *f, ngio_source *s, char *message, 
 void ngio_tensors_close(ngio_tensors **f);
 
 int32_t ngio_tensors_count(const ngio_tensors *f);
-const ngio_tensor *ngio_tensors_at(const ngio_tensors *f,
-                                   int32_t i); /* in order of the data; NULL: no tensor i */
+const ngio_tensor *
+ngio_tensors_at(const ngio_tensors *f,
+                /* return tensor i in the order of the data; NULL: there is no tensor i */
+                int32_t i);
 const ngio_tensor *ngio_tensors_find(const ngio_tensors *f, const char *name); /* NULL: not found */
 /* Return the offset of the tensor's data in the file, for ngio_source_read. */
 int64_t ngio_tensors_place(const ngio_tensors *f, const ngio_tensor *t);

@@ -184,7 +184,7 @@ static ngio_status read_header_entries(ngio_tensors *f, const char *label, char 
         return ngio_say(message, size, st, "%s: tensor '%s'%s", label, ngio_printable(key).text,
                         why);
       root[i].tag = at + 1;
-      /* in order if no tensor begins before the end of the previous one */
+      /* true if no tensor begins before the end of the previous tensor */
       in_order =
           in_order && (at == 0 || f->begin[at - 1] + f->tensor[at - 1].bytes <= f->begin[at]);
     }

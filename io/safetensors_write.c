@@ -19,16 +19,17 @@
 #include <unistd.h>
 
 struct ngio_writer {
-  char *path;       /* of a file, or the label of a stream */
+  char *path;       /* path of the file, or label of the stream */
   char *part;       /* temporary name of the file */
   int fd;           /* -1: a stream, or not open */
-  ngio_write write; /* of a stream; NULL: a file */
+  ngio_write write; /* callback that writes a stream; NULL: the writer writes a file */
   void *user;
-  int64_t expect;         /* bytes of data that the header announces */
-  int64_t written;        /* bytes of data that ngio_writer_put has received */
-  int flushed;            /* every byte is on the disk */
-  char *held;             /* file: buffer of bytes to be written */
-  char *other;            /* file: buffer for paths in its folder (ngio_parts_room) */
+  int64_t expect;  /* number of bytes of data that the header announces */
+  int64_t written; /* number of bytes of data that ngio_writer_put has received */
+  int flushed;     /* every byte is on the disk */
+  char *held;      /* file: buffer for bytes that are not yet written */
+  /* file: buffer for paths of other files in the same folder (ngio_parts_room) */
+  char *other;
   int64_t holds;          /* bytes in `held` */
   int64_t given, started; /* file: bytes passed to write(); bytes whose writeback was started */
 };
@@ -282,7 +283,7 @@ static void remove_old_parts(ngio_writer *w, int done, const char *id) {
   }
 }
 
-/* `id` NULL: keep all parts. */
+/* Finish the file, then remove the parts of other states; `id` NULL: remove none. */
 ngio_status ngio_writer_finish_and_sweep(ngio_writer **writer, const char *id, char *message,
                                          size_t size) {
   ngio_writer *w = *writer;

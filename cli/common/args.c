@@ -144,7 +144,8 @@ int cli_run_command(const cli_command *command, int argc, char **argv) {
     } else if (args.operands == command->operands) {
       rc = cli_fail("%s: unexpected argument '%s'", command->name, arg);
     } else {
-      args.operand[args.operands++] = arg; /* reuses argv: its entries before this are parsed */
+      /* operands are stored in argv itself, in entries that are already parsed */
+      args.operand[args.operands++] = arg;
     }
   }
   if (help) cli_print_help(command);

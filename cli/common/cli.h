@@ -54,8 +54,9 @@ typedef struct cli_command {
   const char *text; /* rest of the help; each line ends with '\n'; may be "" */
   const cli_option *options;
   int n_options;
-  bool library;         /* the command also accepts all options of the library */
-  int operands;         /* largest number of arguments that are no options; -1: no limit */
+  bool library; /* the command also accepts all options of the library */
+  /* largest number of operands (arguments that are not options); -1: no limit */
+  int operands;
   size_t size;          /* sizeof the struct of the command's values */
   const void *standard; /* the default values; NULL: all zero */
   int (*run)(void *values, const cli_args *args);
@@ -163,7 +164,8 @@ void cli_format_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (C
 /* Set the function pointer *out to the function `name` of a loaded module (NULL: the program); false: not found. */
 bool cli_find_function(void *module, const char *name, void *out);
 void cli_read_processor_name(char *name, size_t size); /* the model name of the processor */
-int cli_count_cores(void);                             /* processors available to this process */
+/* return the number of processors available to this process */
+int cli_count_cores(void);
 /* Set *threads to the number of threads of the trainer: NG_THREADS, else cli_count_cores(). CLI_BAD: reported. */
 int cli_read_thread_count(int *threads);
 

@@ -160,7 +160,7 @@ void cli_require_address_space(int callers) {
                    (long long)(limit.rlim_cur / 1024), n * (long)(buffer / 1024),
                    had > 0 ? "calls of the ranks" : "its threads",
                    of_blas > 1 ? "; OPENBLAS_NUM_THREADS=1 needs less" : "");
-    _exit(CLI_BAD); /* not exit, which would wait for OpenBLAS's threads */
+    _exit(CLI_BAD); /* call _exit, because exit would wait for the threads of OpenBLAS */
   }
   (void)munmap(room, (size_t)n * buffer);
   allocate_buffers(callers, held);

@@ -14,7 +14,8 @@ static void print_message(const char *format, va_list args) {
   for (char *c = line; *c != 0; c++) { /* text that a message quotes may contain newlines */
     if ((unsigned char)*c < 32 || *c == 127) *c = '?';
   }
-  (void)fflush(stdout); /* so that a terminal shows both streams in order */
+  /* flush stdout first, so that a terminal shows both streams in the right order */
+  (void)fflush(stdout);
   (void)fprintf(stderr, "natgrad: %s\n", line);
 }
 

@@ -18,7 +18,8 @@ typedef struct block {
   struct block *next;
 } block;
 
-enum { HEAD = 64 }; /* bytes reserved for the list node, so that the data behind it is aligned */
+/* number of bytes reserved for the list node, so that the data behind it is aligned */
+enum { HEAD = 64 };
 
 void *data_alloc(data_set *d, int64_t count, int64_t size) {
   const int64_t most = INT64_MAX / 2 / size;
@@ -139,7 +140,7 @@ static void set_statistics(data_set *d) {
 int data_open(const char *spec, data_set *out) {
   static const struct {
     const char *name,
-        *needs; /* needs: what follows the colon; "": nothing; NULL: optional settings */
+        *needs; /* what must follow the colon in SPEC; "": nothing; NULL: settings may follow */
     int (*read)(const char *text, data_set *d);
   } known[] = {{"digits", "", data_read_digits},          {"mnist", "a folder", data_read_idx},
                {"cifar10", "a folder", data_read_cifar},  {"cifar100", "a folder", data_read_cifar},
@@ -201,7 +202,7 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   random_order(seed, RANDOM_SPLIT, 0, n, index);
   for (int32_t i = 0; i < n; i++)
     index[i] = get_source_row(&d->train, index[i]);
-  /* ascending rows, so that batches read memory in order */
+  /* sort the rows, so that batches read memory in order */
   qsort(index, (size_t)count, sizeof *index, compare_rows);
   qsort(index + count, (size_t)(n - count), sizeof *index, compare_rows);
   d->validation = d->train;

@@ -28,7 +28,8 @@ typedef struct data_split {
 typedef struct data_set {
   char name[64]; /* "mnist", "cifar10", ... */
   int64_t height, width, channels;
-  int64_t context;            /* text: characters of a sample, each with a label; else 0 */
+  /* number of characters of a text sample, each with its own label; 0: the data is not text */
+  int64_t context;
   int32_t classes;            /* text: number of tokens */
   double byte_scale;          /* value of a sample = byte * byte_scale */
   float *mean, *deviation;    /* [channels]: of each channel or feature over the training samples */
@@ -36,7 +37,7 @@ typedef struct data_set {
   bool augments;              /* --augment auto crops and flips (CIFAR and images) */
   data_split train, test;
   data_split validation;    /* empty until data_hold_out */
-  struct image_set *images; /* settings and files of an image set; else NULL */
+  struct image_set *images; /* settings and files of an image set; NULL: other data */
   void *blocks;             /* list of all memory from data_alloc */
 } data_set;
 
@@ -47,7 +48,8 @@ static inline int64_t data_count_labels(const data_set *d) {
 
 /* Read and check the data set SPEC.  CLI_BAD: reported in one line with the file and the expected content. */
 int data_open(const char *spec, data_set *out);
-void data_print_notes(const data_set *d); /* report files that were left out; call on one rank */
+/* report the image files that were left out; call on one rank only */
+void data_print_notes(const data_set *d);
 void data_close(data_set *d);
 
 /* Return a CRC-32 of all values and labels, including validation samples. For an image set, return the CRC of the
@@ -58,7 +60,8 @@ uint32_t data_compute_crc(const data_set *d);
 int data_hold_out(data_set *d, int32_t count, uint64_t seed);
 
 typedef struct data_transform {
-  bool normalise; /* (value - mean) / deviation; false for autoencoders: inputs stay in [0, 1] */
+  /* scale inputs to (value - mean) / deviation; false: inputs stay in [0, 1], for autoencoders */
+  bool normalise;
   bool crop; /* random window of the image: padded with 4 zeros on each side, or scaled (files) */
   bool flip; /* mirror the image with probability 1/2 */
   uint64_t seed;

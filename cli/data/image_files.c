@@ -133,7 +133,8 @@ int image_files_add_folder(const char *folder, image_classes *names, image_list 
       rc = cli_fail("--data: %s: more than %d classes", folder, LABELS);
     } else if (rc == CLI_OK) {
       rc = add_class_folder(&w, path, kept);
-      inside.list[i] = inside.list[kept]; /* keep the folders of classes at the front, in order */
+      /* move the folders of classes to the front of the list, in the same order */
+      inside.list[i] = inside.list[kept];
       inside.list[kept++] = entry;
     }
     free(path);

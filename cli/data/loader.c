@@ -68,7 +68,8 @@ int image_loader_create(const image_set *set, image_loader **out) {
   (void)pthread_mutex_init(&l->lock, NULL);
   (void)pthread_cond_init(&l->work, NULL);
   (void)pthread_cond_init(&l->done, NULL);
-  sigset_t all, before; /* new threads block all signals: the training thread handles them */
+  /* block all signals in the new threads, because the training thread handles them */
+  sigset_t all, before;
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   while (l->threads < set->threads &&
@@ -132,7 +133,8 @@ const uint8_t *image_loader_take(image_loader *l, char why[PICTURE_WHY]) {
 
 void image_loader_cancel(image_loader *l) {
   (void)pthread_mutex_lock(&l->lock);
-  l->started = l->requested; /* threads skip the requests that are not yet started */
+  /* mark the requests that no thread has started as started, so that the threads skip them */
+  l->started = l->requested;
   while (l->decoding > 0)
     (void)pthread_cond_wait(&l->done, &l->lock);
   l->taken = l->requested;

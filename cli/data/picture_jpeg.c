@@ -17,7 +17,8 @@
 enum { MOST_SCANS = 500 };
 
 typedef struct reader {
-  struct jpeg_decompress_struct jpeg; /* must be first: callbacks cast its address to a reader */
+  /* first member, because callbacks of libjpeg cast its address to `reader` */
+  struct jpeg_decompress_struct jpeg;
   struct jpeg_error_mgr errors;
   struct jpeg_progress_mgr progress;
   jmp_buf back;

@@ -63,7 +63,7 @@ static bool decode_pixels(reader *r) {
   if (!picture_allocate(height, width, r->out, r->why)) return false;
   png_set_scale_16(r->png);
   if (png_get_color_type(r->png, r->info) == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(r->png);
-  png_set_gray_to_rgb(r->png); /* also expands 1, 2 and 4 bits to 8 */
+  png_set_gray_to_rgb(r->png); /* this call also expands pixels of 1, 2 and 4 bits to 8 bits */
   png_set_strip_alpha(r->png);
   (void)png_set_interlace_handling(r->png);
   png_read_update_info(r->png, r->info);

@@ -26,8 +26,8 @@ enum { TILE = 64 * 1024, LEAST_ROWS = 256 };
  * memory, which the left and right border of the image may cut. */
 
 typedef struct patches {
-  int64_t height, width, channels; /* of the image                  */
-  int64_t rows, columns;           /* output positions of one sample */
+  int64_t height, width, channels; /* size of the input image */
+  int64_t rows, columns;           /* number of output positions of one sample */
   int64_t kernel, stride, padding;
 } patches;
 
@@ -185,8 +185,10 @@ typedef struct reorder_job {
   const float *from;
   float *to;
   int64_t out, rows, columns; /* an array is [out][columns][rows] or [out][rows][columns] */
-  int64_t stride;             /* elements between the arrays that transpose_weights adds */
-  int32_t pieces, sums;       /* parallel tasks; arrays that transpose_weights adds */
+  /* number of elements from one array that transpose_weights adds to the next */
+  int64_t stride;
+  /* number of parallel tasks; number of arrays that transpose_weights adds */
+  int32_t pieces, sums;
 } reorder_job;
 
 /* Add the t->sums arrays [o][columns][rows] at from, from + stride, ...; write the sum as [o][rows][columns]. */

@@ -8,7 +8,7 @@
 #include <string.h>
 
 int nn_fail(nn *n, const char *format, ...) {
-  if (n->error[0] != 0) return -1; /* keep the message of the first mistake */
+  if (n->error[0] != 0) return -1; /* return, so that the message of the first mistake stays */
   va_list args;
   va_start(args, format);
   /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): as in messages.c */
@@ -200,7 +200,7 @@ void nn_run_pieces(nn *n, int32_t pieces, void (*task)(void *arg, int32_t i), vo
   }
 }
 
-/* Waking a thread costs about as much as this many cheap operations. */
+/* A loop with fewer cheap operations than this runs on one thread, because waking a thread would take longer. */
 enum { WORTH = 16384 };
 
 int32_t nn_count_pieces(const nn *n, int64_t elements) {

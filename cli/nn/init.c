@@ -43,7 +43,8 @@ void nn_init_parameters(nn *n) {
     if (p->role == NN_WEIGHT || p->role == NN_BIAS) init_layer_param(n, p, (uint32_t)i);
     if (p->role == NN_GAMMA) fill_ones(p->value, p->count);
   }
-  for (int i = 0; i < n->n_nodes; i++) { /* running variance 1; the running mean stays 0 */
+  for (int i = 0; i < n->n_nodes; i++) {
+    /* set the running variance to 1; the running mean is already 0 */
     const int b = n->nodes[i].buffer;
     if (b >= 0) fill_ones(n->buffers[b + 1].value, n->buffers[b + 1].count);
   }

@@ -104,7 +104,7 @@ typedef struct row {
   void (*build)(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]);
   int64_t number[MODEL_NUMBERS];
   unsigned traits;
-  const char *example; /* example of a name with numbers, "wrn-28-10"; else NULL */
+  const char *example; /* for names with numbers, an example such as "wrn-28-10"; otherwise NULL */
 } row;
 
 static const model_task mnist = {.input = {28, 28, 1}, .classes = 10, .dropout = -1.0};

@@ -12,11 +12,12 @@ typedef struct model_task {
   double dropout;         /* dropout rate; negative: the model's default */
 } model_task;
 
-enum { MODEL_NUMBERS = 3 }; /* most numbers of a name, such as 16, 2 of "wrn-16-2" */
+/* largest number of integers in the name of a model: 16 and 2 in "wrn-16-2" */
+enum { MODEL_NUMBERS = 3 };
 
 typedef struct model_info {
   const char *name; /* "resnet20", "wrn-D-W" */
-  const char *help; /* one line, with the paper */
+  const char *help; /* one line of help, with the paper */
 } model_info;
 int model_count(void);
 model_info model_at(int i);

@@ -119,7 +119,7 @@ typedef struct nn_param {
   char name[NN_NAME]; /* "layer1.0.conv1.weight"                            */
   nn_role role;
   nn_initializer initializer;
-  double deviation; /* of NN_NORMAL */
+  double deviation; /* standard deviation of the distribution NN_NORMAL */
   int layer;        /* index of the nn_layer; -1: a parameter of a norm */
   int ndim;
   int64_t shape[4], count;
@@ -137,15 +137,15 @@ typedef struct nn_layer { /* a layer with weights, for the preconditioner */
   bool is_conv, is_embedding, has_bias;
   int64_t in, out;                 /* channels or features; tokens and features of an embedding */
   int64_t kernel, stride, padding; /* convolution                        */
-  int64_t height, width;           /* of the input image of a convolution */
+  int64_t height, width;           /* size of the input image of a convolution */
   int64_t out_height;              /* height of the output image         */
-  int64_t positions;               /* output positions of one sample */
+  int64_t positions;               /* number of output positions of one sample */
   int weight_param, bias_param;    /* indices of parameters; bias_param -1: no bias */
 } nn_layer;
 
 typedef struct nn_norm_layer { /* a norm, for the preconditioner */
   char name[NN_NAME];
-  bool is_layer_norm; /* else a batch norm */
+  bool is_layer_norm; /* true: layer norm; false: batch norm */
   int64_t channels, height, width;
   double eps;
   int gamma_param, beta_param;

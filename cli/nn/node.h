@@ -19,8 +19,9 @@ typedef struct node node;
 
 typedef struct nn_op {
   const char *name;
-  bool in_place;     /* forward can overwrite the first input, backward the output gradient */
-  bool needs_output; /* no other node may overwrite `out`: backward reads it, or it is the input */
+  bool in_place; /* forward can overwrite the first input, backward the output gradient */
+  /* backward reads `out`, or `out` is the input of the network, so no other node may overwrite it */
+  bool needs_output;
   bool batch_statistics; /* normalizes by the batch: needs two values a channel */
   void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
   /* From v->grad compute the gradient of each input i, unless it is NULL: overwrite it, or add to it if v->adds[i].
@@ -44,17 +45,19 @@ struct node {
   int64_t kernel, stride, padding, heads;
   double rate; /* dropout rate */
   /* set by plan.c */
-  int readers;         /* nodes that have this node as input */
+  int readers;         /* number of nodes that have this node as input */
   bool works_in_place; /* the node works in place */
-  bool adds[2];        /* add to the gradient of input i, which another reader has written */
-  bool needs_grad;     /* this node, or a node it depends on, has parameters */
-  float *out, *grad;   /* grad is NULL if no parameter needs it */
-  void *saved;         /* values that backward reads, nn_op.saved(n, v) bytes */
+  /* backward adds to the gradient of input i, because another reader of the input has written it before */
+  bool adds[2];
+  bool needs_grad;   /* this node, or a node it depends on, has parameters */
+  float *out, *grad; /* output and its gradient; grad is NULL if no parameter needs it */
+  void *saved;       /* values that backward reads, nn_op.saved(n, v) bytes */
 };
 
 struct nn {
   ng_pool *pool;
-  int threads, blas_threads; /* of the pool; that nn_blas_restore_threads sets again */
+  /* number of threads of the pool; number of BLAS threads that nn_blas_restore_threads sets again */
+  int threads, blas_threads;
   uint64_t seed, step;
   int64_t batch, samples; /* largest batch; samples of the last forward */
   double norm_decay;      /* decay of running statistics (nn_set_norm_decay) */
@@ -70,7 +73,7 @@ struct nn {
   nn_norm_layer *norms;
   int n_norms;
   nn_initializer initializer;
-  double deviation;  /* of NN_NORMAL */
+  double deviation;  /* standard deviation of the distribution NN_NORMAL */
   nn_loss_kind loss; /* set by nn_set_loss */
   double label_smoothing;
   bool trained;                           /* the last forward had mode NN_TRAIN */
@@ -81,7 +84,7 @@ struct nn {
   void *scratch;
   int64_t scratch_bytes;
   void *memory;    /* allocated by nn_prepare: parameters, outputs, gradients, scratch */
-  int64_t bytes;   /* of memory */
+  int64_t bytes;   /* size of the memory */
   char error[256]; /* message of the first mistake of a constructor */
 };
 

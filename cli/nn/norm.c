@@ -51,7 +51,7 @@ typedef struct pass {
   const float *x, *dy;
   float *to;
   const float *a, *b, *c, *shift;
-  int64_t rows, width; /* rows: number of wide rows; width: floats of one */
+  int64_t rows, width; /* number of wide rows; number of floats of one wide row */
   int32_t pieces;
   bool adds;
   double *sums; /* [pieces][2][width]: sums over a piece */
@@ -221,7 +221,7 @@ static void norm_backward(nn *n, node *v, int64_t samples, bool params) {
   repeat_channels(s.shift, c, p.width);
   p.shift = s.shift;
   nn_run_pieces(n, p.pieces, sum_piece_rows, &p);
-  float *factor = p.block; /* reuses p.block, which is no longer needed */
+  float *factor = p.block; /* use the memory of p.block, which is no longer needed */
   for (int64_t k = 0; k < c; k++) {
     double t[2];
     add_channel_sums(&p, c, k, t);

@@ -58,7 +58,7 @@ typedef struct place {
   int64_t at, bytes;
 } place;
 
-/* The gradients in use at one moment of the backward pass, sorted by address. */
+/* A gradient that is in use at one moment of the backward pass. The list is sorted by address. */
 typedef struct alive {
   place *list;
   int n;

@@ -36,15 +36,19 @@ typedef struct image {
 
 typedef struct pass {
   nn *n;
-  image in, out;                         /* in: 4x4 tiles; out: 2x2 tiles */
-  int64_t samples, rows, columns, tiles; /* tiles of a sample in rows and columns; of all samples */
-  int64_t block, first, count;           /* tiles of a block; of the present block: first, number */
-  const float *bias;                     /* of `out`, or NULL */
-  float *v, *m, *u; /* V [E][block][in], M or dM [E][block][out]; U or dU [E][..] */
-  float *outside;   /* row of zeros for inputs, then a row for outputs, outside */
-  float beta;       /* 1: add to dU */
-  bool adds;        /* add to the output */
-  bool reversed;    /* U is of the forward convolution, `out` its input */
+  image in, out; /* the input as 4x4 tiles; the output as 2x2 tiles */
+  /* rows and columns of tiles of one sample; tiles of all samples */
+  int64_t samples, rows, columns, tiles;
+  /* largest number of tiles of a block; first tile and number of tiles of the current block */
+  int64_t block, first, count;
+  const float *bias; /* bias that is added to the output; NULL: none */
+  float *v, *m, *u;  /* V [E][block][in], M or dM [E][block][out]; U or dU [E][..] */
+  /* stands for rows outside the image: a row of zeros to read, then a row to write */
+  float *outside;
+  float beta; /* 1: add the result to dU; 0: overwrite dU */
+  bool adds;  /* add the result to the output instead of overwriting it */
+  /* compute the gradient of the input: U belongs to the forward convolution, and `out` is its input */
+  bool reversed;
   int32_t pieces;
 } pass;
 
@@ -179,7 +183,8 @@ typedef struct kernels {
   float *to;
   int64_t out, in;
   int32_t pieces;
-  bool gradients; /* from dU to the gradients; else from the weights [out][in][9] to U */
+  /* true: compute the gradients of the weights from dU; false: compute U from the weights [out][in][9] */
+  bool gradients;
 } kernels;
 
 static void transform_piece_kernels(void *arg, int32_t i) {

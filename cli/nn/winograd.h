@@ -8,7 +8,7 @@
 bool nn_winograd_fits(const nn *n, const node *v);
 int64_t nn_winograd_scratch_bytes(const nn *n, const node *v);
 int64_t nn_winograd_saved_bytes(const nn *n, const node *v); /* the transformed weights */
-void nn_winograd_forward(nn *n, node *v, int64_t samples);   /* with the bias */
+void nn_winograd_forward(nn *n, node *v, int64_t samples);   /* compute the output, with the bias */
 /* Compute the gradients of the weights if `params`, and of the input unless it has none. */
 void nn_winograd_backward(nn *n, node *v, int64_t samples, bool params);
 

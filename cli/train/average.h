@@ -26,11 +26,13 @@ typedef struct average {
 /* CLI_BAD, reported: there is no memory. */
 int average_create(const settings *s, const nn *net, int64_t per_epoch, average *out);
 void average_free(average *a);
-void average_add_weights(average *a, const nn *net, int64_t step); /* after step 1, 2, ... */
+/* call after each step: step = 1, 2, ... */
+void average_add_weights(average *a, const nn *net, int64_t step);
 /* Return the learning rate of step `step` (from 0): average_lr if given and if the averaging has begun, else `lr`. */
 double average_select_lr(const settings *s, const average *a, int64_t step, double lr);
 
-int average_broadcast(average *a, const run_ranks *k); /* from rank 0; collective */
+/* broadcast the averaged weights from rank 0; collective */
+int average_broadcast(average *a, const run_ranks *k);
 void average_copy_to_network(const average *a,
                              nn *net); /* set the weights of the network to the mean */
 

@@ -266,7 +266,7 @@ int run_set_up(run *r) {
   if (rc == CLI_OK) rc = precond_create(r->s, k->t, r->net, r->pool, &r->p);
   schedule_read_base(r->s, r->base);
   for (int i = 0; i < SCHEDULED; i++)
-    r->current[i] = (double)NAN; /* not yet set in the library */
+    r->current[i] = (double)NAN; /* NaN: the value is not yet set in the library */
   r->state.per_epoch = r->feed.per_epoch;
   if (rc != CLI_OK || r->s->out[0] == 0) return rc;
   if (k->rank > 0) return ranks_combine_status(k, receive_resumed_run(r));

@@ -216,7 +216,8 @@ static void fill_file_content(const checkpoint *c, const char *config, const ngi
                          .dtype = NGIO_U8,
                          .ndim = 1,
                          .shape = {(int64_t)state->used},
-                         .data = state->text}; /* u8: no checksum; the state has one */
+                         /* dtype u8 has no checksum here, because the state has its own */
+                         .data = state->text};
   file_add_tensor(h, &t);
 }
 

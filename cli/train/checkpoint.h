@@ -26,11 +26,12 @@
 enum { CHECKPOINT_MAKERS = 9, CHECKPOINT_TEXT = 128 };
 
 typedef struct run_state {
-  int64_t step;            /* steps done */
-  int64_t per_epoch;       /* steps of an epoch; another number means other data */
-  int64_t data_crc;        /* data_compute_crc */
-  double loss_sum;         /* sum of the losses of this epoch so far, and its counts */
-  int64_t summed, correct; /* steps in loss_sum; correct samples in these steps */
+  int64_t step;      /* steps done */
+  int64_t per_epoch; /* steps of an epoch; another number means other data */
+  int64_t data_crc;  /* data_compute_crc */
+  double loss_sum;   /* sum of the losses of this epoch so far */
+  /* number of steps whose losses are in loss_sum; number of correct samples in these steps */
+  int64_t summed, correct;
   int64_t skipped, rescued, unobserved;
   int64_t skipped_in_a_row; /* skipped steps since the last counted step */
   double first_loss;        /* loss of the run's first step; 0: unknown */
@@ -38,8 +39,9 @@ typedef struct run_state {
   int64_t log_bytes;        /* length of log.jsonl */
   int64_t log_crc;          /* CRC-32 of these log_bytes bytes */
   double seconds;           /* seconds of training, as in log.jsonl */
-  int64_t previous; /* step of the checkpoint that the next one replaces; -1: none; not saved */
-  int stations;     /* number of stations; their total times in ms: */
+  /* step of the checkpoint that the next checkpoint replaces; -1: none; not written to the file */
+  int64_t previous;
+  int stations; /* number of stations; the next two arrays have their total times in ms */
   train_station station[TRAIN_STATIONS];
   char made_by[CHECKPOINT_MAKERS][CHECKPOINT_TEXT]; /* set by checkpoint_set_maker */
 } run_state;

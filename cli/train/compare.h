@@ -27,8 +27,9 @@ typedef struct compare_method {
   train_result *run; /* [seeds] */
   /* use[g]: grid g applies: its option has an effect, and is not among the method's own settings */
   bool use[COMPARE_GRIDS];
-  int points, best_point; /* number of points of its grids (1 without grid); index of the best */
-  train_result *point;    /* [points][grid_seeds]: runs of tuning; NULL: none */
+  /* number of points of the method's grids (1 without a grid); index of the best point */
+  int points, best_point;
+  train_result *point; /* [points][grid_seeds]: runs of tuning; NULL: none */
 } compare_method;
 
 typedef struct compare_grid { /* --grid option=a,b,c */
@@ -40,15 +41,16 @@ typedef struct compare_grid { /* --grid option=a,b,c */
 
 typedef struct compare_plan {
   /* options of the command line; 0 or NULL: not given */
-  const char *list, *out;         /* --methods */
-  int64_t seeds;                  /* number of seeds: base.seed, base.seed + 1, ... */
-  int64_t validation, grid_seeds; /* of tuning: size of the validation split; seeds of each point */
-  double grid_epochs;             /* epochs of a tuning run; 0: as the other runs */
-  double target;                  /* value of the metric to reach; NaN: computed from the runs */
-  bool resume, quiet;             /* --resume, --quiet */
-  settings base;                  /* settings of all methods */
-  char *text;                     /* copy of --methods; memory of compare_method.own */
-  int methods;                    /* number of methods; the first one is the baseline */
+  const char *list, *out; /* --methods */
+  int64_t seeds;          /* number of seeds: base.seed, base.seed + 1, ... */
+  /* for tuning: size of the validation split; number of seeds of each point */
+  int64_t validation, grid_seeds;
+  double grid_epochs; /* epochs of a tuning run; 0: as the other runs */
+  double target;      /* value of the metric to reach; NaN: computed from the runs */
+  bool resume, quiet; /* --resume, --quiet */
+  settings base;      /* settings of all methods */
+  char *text;         /* copy of --methods; memory of compare_method.own */
+  int methods;        /* number of methods; the first one is the baseline */
   compare_method *method;
   int grids;
   compare_grid grid[COMPARE_GRIDS];

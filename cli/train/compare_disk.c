@@ -95,13 +95,14 @@ int compare_run(const compare_plan *p, settings *s, const data_set *d, const cha
     s->resume = step >= 0;
     if (rc == CLI_OK && !s->resume) remove_unfinished(s->out);
     if (rc == CLI_OK) rc = train_run(s, d, &output, r);
-    if (rc == CLI_OK && !r->stopped) { /* the result comes from the log, as in a later --resume */
+    if (rc == CLI_OK && !r->stopped) { /* read the result from the log, as a later --resume does */
       train_result_free(r);
       rc = read_finished_result(s, r, &over);
       if (rc == CLI_OK && !p->quiet) print_run_line(p->metric, place, label, r);
     }
   }
-  if (over) checkpoint_remove_all(s->out); /* an earlier program may have been killed before this */
+  /* an earlier program may have been killed before it removed the checkpoints of a finished run */
+  if (over) checkpoint_remove_all(s->out);
   return rc;
 }
 
@@ -129,7 +130,7 @@ static int check_new_folder(const compare_plan *p) {
 
 int compare_open_folder(const compare_plan *p) {
   static const char *const folders[] = {"runs", "tuning"};
-  int lock; /* file descriptor; stays open until the program ends */
+  int lock; /* file descriptor of the lock, which stays open until the program ends */
   int rc = CLI_OK;
   if (!p->resume) {
     rc = check_new_folder(p);

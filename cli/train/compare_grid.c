@@ -73,7 +73,8 @@ int compare_find_edge(const compare_grid *g, int i) {
   for (int k = 0; k < g->n; k++) {
     char *end = NULL;
     const double v = strtod(g->value[k], &end), chosen = strtod(g->value[i], NULL);
-    if (end == g->value[k] || *end != 0) return 0; /* words have no smallest one */
+    /* values that are words have no order, so there is no smallest one */
+    if (end == g->value[k] || *end != 0) return 0;
     least = least && v >= chosen;
     largest = largest && v <= chosen;
   }
@@ -132,7 +133,8 @@ static int train_point(compare_plan *p, const compare_method *m, int k, int seed
   settings_copy(&s, &m->s);
   s.validation = p->validation;
   s.seed = get_tuning_seed(p, seed);
-  s.checkpoint_every = 0; /* after a kill, the run of the point begins again */
+  /* runs of a grid write no checkpoint: after a kill, the run of the point begins again */
+  s.checkpoint_every = 0;
   free(s.out);
   s.out = make_point_path(p, m, k, seed);
   if (p->grid_epochs > 0.0) {

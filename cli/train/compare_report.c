@@ -9,10 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHOWN = 2 * TRAIN_STATIONS }; /* bound of the number of stations of all methods together */
+enum {
+  SHOWN = 2 * TRAIN_STATIONS
+}; /* bound of the number of different stations in all methods together */
 
 typedef struct summary { /* the results of one method */
-  int diverged, reached; /* number of runs that diverged; that reached the target */
+  int diverged, reached; /* number of runs that diverged; number of runs that reached the target */
   spread epochs, seconds, best, loss, step_ms;
   double station[SHOWN]; /* ms per step at each station, mean over runs */
   int64_t network, precond;

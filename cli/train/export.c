@@ -15,7 +15,7 @@
 typedef struct record {
   ngio_json **line;
   int lines;
-  char **column; /* names such as "event", "step", "ms.forward" */
+  char **column; /* names of columns, such as "event", "step", "ms.forward" */
   int columns;
 } record;
 

@@ -12,17 +12,20 @@ typedef struct feed {
   const data_split *test; /* the test split, or the validation split; may be empty */
   data_transform how;     /* normalisation and augmentation of training samples */
   ng_pool *pool;
-  int32_t batch;              /* samples of a batch on this rank; may be 0 */
-  int64_t whole_batch, first; /* samples of a batch of all ranks; index of this rank's first */
-  int32_t capacity;           /* samples for which the arrays have memory, at least 1 */
-  int64_t acc_iters;          /* micro-batches of a step */
-  int64_t per_epoch;          /* complete steps of an epoch; an incomplete one is left out */
-  int32_t *order;             /* permutation of the training samples in the epoch `ordered` */
-  int64_t ordered;            /* epoch of `order`; -1: none */
+  int32_t batch; /* number of samples of a batch on this rank; may be 0 */
+  /* number of samples of a batch on all ranks; index of this rank's first sample in the batch */
+  int64_t whole_batch, first;
+  int32_t capacity;  /* number of samples for which the arrays have memory, at least 1 */
+  int64_t acc_iters; /* micro-batches of a step */
+  /* number of steps of an epoch; the samples of an incomplete last batch are left out */
+  int64_t per_epoch;
+  int32_t *order;  /* permutation of the training samples in the epoch `ordered` */
+  int64_t ordered; /* epoch of `order`; -1: none */
   /* the current batch: inputs, labels [samples, data_count_labels], */
   float *x;
   int32_t *labels;
-  int32_t *rows; /* and rows in the data set, which seed random draws of `mix` */
+  /* row of each sample in the data set; the random draws of `mix` use it as a seed */
+  int32_t *rows;
   /* For image sets: threads decode images in advance, up to the end of the epoch. */
   image_loader *loader;
   uint8_t *spare;                   /* buffer for an image that replaces an unreadable one */

@@ -14,7 +14,7 @@
 
 typedef struct grad_bucket {
   int first;           /* index of the bucket's first parameter */
-  int64_t from, count; /* its range [from, from + count) of grads.sum */
+  int64_t from, count; /* range [from, from + count) of the bucket in grads.sum */
   ranks_request request;
 } grad_bucket;
 
@@ -23,13 +23,15 @@ typedef struct grads {
   const run_ranks *ranks;
   int64_t batches;
   double share; /* this rank's fraction of the samples of a batch */
-  float *sum;   /* [nn_count_weights]; NULL: one micro-batch, one rank, so no sum */
+  /* [nn_count_weights] sum of gradients; NULL: one micro-batch on one rank, so no sum is needed */
+  float *sum;
   int64_t batch;
-  int added;          /* `sum` has the parameters >= added of the current micro-batch */
-  int64_t at;         /* the offset of parameter `added` in `sum` */
-  int buckets;        /* number of buckets; 0 on one rank */
-  grad_bucket *list;  /* in the order of posting */
-  int posted, waited; /* number of buckets of this step that are posted; that are complete */
+  int added;         /* `sum` has the parameters >= added of the current micro-batch */
+  int64_t at;        /* the offset of parameter `added` in `sum` */
+  int buckets;       /* number of buckets; 0 on one rank */
+  grad_bucket *list; /* the buckets, in the order of posting */
+  /* number of buckets of this step that are posted; number of buckets that are complete */
+  int posted, waited;
 } grads;
 
 /* Register with the backward pass of `net`, after nn_prepare. CLI_BAD, reported: there is no memory. */

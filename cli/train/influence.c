@@ -65,7 +65,8 @@ static int run_influence(void *user, const cli_args *args) {
       &(subject_request){.dir = args->operand[0], .command = "influence", .data = w->data}, &p);
   ranking r = {NULL, 0};
   if (rc == CLI_OK) {
-    p.feed.test = &p.d.test; /* also if the run has held training samples out (--validation) */
+    /* use the test split, even if the run used part of the training samples as validation split */
+    p.feed.test = &p.d.test;
     scored_sample *list = cli_alloc((size_t)p.d.train.n, sizeof *list);
     r.list = list;
     rc = scores_compute(p.ctx, &w->how, &p.s, p.reconstructs, &p.feed, p.net, p.pool, list,

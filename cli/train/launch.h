@@ -8,7 +8,7 @@
 #include "ranks.h"
 
 typedef struct launch {
-  int32_t threads;    /* number of ranks that are threads of this process; 1: none */
+  int32_t threads;    /* number of ranks that are threads of this process; 1: no thread ranks */
   ng_transport table; /* transport of MPI; size 1: no MPI */
   void *module;
 } launch;

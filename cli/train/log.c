@@ -17,7 +17,7 @@ enum { STEP, EPOCH, END, MARKS }; /* kinds of lines */
 struct run_log {
   FILE *f;
   char *path;
-  bool reported; /* an error was reported; later ones are not */
+  bool reported; /* an error was reported, so later errors are not reported */
   struct {
     double ms[TRAIN_STATIONS];
     int64_t steps;

@@ -112,7 +112,8 @@ static bool is_loss_too_large(const run *r) {
 
 /* Save a checkpoint. If the run has diverged, do not replace the last checkpoint. */
 static int save_checkpoint(run *r) {
-  if (is_loss_too_large(r)) { /* all ranks have the same loss, so they decide alike */
+  if (is_loss_too_large(r)) {
+    /* all ranks have the same loss, so all ranks take the same decision */
     r->out->diverged = true;
     (void)snprintf(
         r->out->reason, sizeof r->out->reason,
@@ -139,7 +140,7 @@ static int save_checkpoint(run *r) {
   if (rc == CLI_OK)
     rc = checkpoint_save(&c, r->config, r->s->checkpoint_parts && r->ranks.size > 1);
   if (rc != CLI_OK) return rc;
-  r->requests_served = train_count_requests(); /* all requests so far are served */
+  r->requests_served = train_count_requests(); /* this checkpoint serves all requests so far */
   r->out->saved_step = s->step;
   r->loss_since = 0.0;
   r->steps_since = 0;
@@ -239,7 +240,8 @@ static int test_average(run *r) {
   rc = ranks_combine_status(&r->ranks, rc);
   if (rc == CLI_OK) rc = test_network(r, &out->average_loss, &out->average_accuracy);
   out->averaged = r->mean.count;
-  out->diverged = false; /* test() set this for the averaged network */
+  /* test() has set this flag for the averaged network, not for the trained one */
+  out->diverged = false;
   if (rc != CLI_OK || r->s->out[0] == 0 || r->ranks.rank > 0) return rc;
   char *path = cli_join(r->s->out, CHECKPOINT_AVERAGE);
   rc = disk_check_regular(path);
@@ -250,7 +252,7 @@ static int test_average(run *r) {
 
 static int finish_run(run *r) {
   int rc = CLI_OK;
-  /* If the run has diverged, its last checkpoint stays. */
+  /* A run that has diverged saves no last checkpoint, so the earlier checkpoint stays. */
   if (r->s->out[0] != 0 && !r->out->diverged && r->out->saved_step != r->state.step)
     rc = save_checkpoint(r);
   if (rc == CLI_OK && !r->out->diverged && !r->out->stopped && r->mean.count > 0)
@@ -285,7 +287,7 @@ int train_run_rank(const ng_transport *t, const settings *s, const data_set *d,
                    const train_output *output, train_result *out) {
   memset(out, 0, sizeof *out);
   run r;
-  settings decided = *s; /* shares its texts with *s, so it is not freed */
+  settings decided = *s; /* a shallow copy that shares its texts with *s, so only *s is freed */
   decided.lr = settings_choose_lr(s);
   memset(&r, 0, sizeof r);
   r.s = &decided;

@@ -119,7 +119,7 @@ void mix_batch(mix *m, uint32_t epoch, const int32_t *rows, const int32_t *label
   for (int32_t i = 0; i < m->batch; i++) {
     float *image = x + i * per;
     if (m->last != NULL) {
-      /* the first batch has no previous one: weight 1 */
+      /* the first batch has no previous batch to mix with, so its weight is 1 */
       const double l =
           m->is_started ? mix_draw_weight(s->mixup_alpha, (uint64_t)s->seed, epoch, rows[i]) : 1.0;
       float *t = m->targets + i * m->classes, *last_t = m->last_targets + i * m->classes;

@@ -23,7 +23,7 @@ typedef struct mix {
   const settings *s;
   run_ranks ranks;
   int64_t height, width, channels, classes;
-  int32_t batch;              /* samples of a batch on this rank */
+  int32_t batch;              /* number of samples of a batch on this rank */
   bool is_started;            /* there is a previous batch */
   float *targets;             /* [batch, classes] of the current batch; NULL without mixup */
   float *last, *last_targets; /* the previous batch: [batch, h, w, c], [batch, classes] */

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 typedef struct spread {
-  int n;                  /* number of values that are finite */
+  int n;                  /* number of finite values, which the other fields describe */
   double mean, deviation; /* standard deviation (divisor n - 1); NaN for n < 2 */
   double min, max;
 } spread;
@@ -25,7 +25,7 @@ typedef struct plot_curve {
 typedef struct plot {
   const char *title;
   const char *score;  /* name of the metric in the third panel */
-  double score_scale; /* the picture shows score times this: 100 for percent */
+  double score_scale; /* the picture shows the score times this number: 100 for percent */
   bool score_log;     /* logarithmic axis for the score */
   double target;      /* a horizontal line in the third panel; NaN: no line */
   int n;

@@ -19,15 +19,16 @@ struct precond {
   nn *net;
   ng_context *ctx;
   ng_precond *p;
-  int32_t
-      *index; /* library layer of each nn_layer (-1: none), then of each norm; NULL: only tensors */
+  int32_t *
+      index; /* number in the library of each nn_layer (-1: none), then of each norm; NULL: only tensors are
+               * registered */
   int32_t *tokens;     /* input of an embedding */
-  int norms;           /* number of norms that are layers: all, or 0 */
+  int norms;           /* number of norms that are registered as layers: all, or 0 */
   bool has_embeddings; /* embeddings are layers */
   nn_watch watch;
   double observe_ms;
   bool several_ranks;
-  int64_t losses;       /* of a sample */
+  int64_t losses;       /* number of losses of one sample */
   int64_t whole, first; /* ng_batch.whole, ng_batch.first; 0: not set */
 };
 

@@ -16,7 +16,7 @@ void precond_destroy(precond **p); /* accepts NULL */
 int precond_begin_batch(precond *p, int64_t samples, bool last, bool *wants);
 const nn_watch *precond_get_watch(precond *p);
 
-typedef struct precond_outcome { /* what happened in a step */
+typedef struct precond_outcome { /* the outcome of one step */
   bool rescued, skipped, unobserved;
 } precond_outcome;
 /* Take a step. `momentum` is for the sgd update. */
@@ -32,8 +32,10 @@ int precond_read_numbers(const precond *p, train_number out[PRECOND_NUMBERS]);
 int precond_read_stations(const precond *p, train_station *out, int capacity);
 int precond_read_refreshes(const precond *p, train_refreshed out[TRAIN_KINDS]);
 ng_report precond_read_report(const precond *p);
-int precond_read_factors(const precond *p, int layer, ng_factors *f); /* of nn_layer `layer` */
-int64_t precond_count_bytes(const precond *p); /* bytes that the library has allocated */
+/* read the factors of nn_layer `layer` */
+int precond_read_factors(const precond *p, int layer, ng_factors *f);
+/* return the number of bytes that the library has allocated */
+int64_t precond_count_bytes(const precond *p);
 
 /* Save or load the state of the library: as a stream that rank 0 writes or reads (`path` is for messages), or in parts,
  * one file for each rank. All ranks have the same file error; ranks with `reports` report it. Collective. */

@@ -12,7 +12,7 @@ typedef struct progress {
   double last_ms; /* time when the bar was drawn last */
   int64_t total, per_epoch, batch;
   double epochs;
-  int64_t first; /* first: first step of this process; began_ms: time of its start */
+  int64_t first; /* first step of this process; time at which it began */
   double began_ms;
 } progress;
 

@@ -19,9 +19,9 @@ typedef enum pruning_score { PRUNING_MFAC, PRUNING_MAGNITUDE } pruning_score;
 typedef struct pruning {
   pruning_score score;
   double sparsity;          /* fraction of zero weights after the last step, in [0, 1) */
-  int64_t steps, gradients; /* at least 1 */
+  int64_t steps, gradients; /* both at least 1 */
   double damping;
-  int64_t block; /* weights of a diagonal block of F; 0: F is one block */
+  int64_t block; /* number of weights of a diagonal block of F; 0: F is one block */
 } pruning;
 
 /* One step: the n remaining weights, in the order of the network's parameters. */

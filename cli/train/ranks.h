@@ -15,7 +15,7 @@
 
 typedef struct run_ranks {
   int32_t rank, size;
-  const ng_transport *t;     /* NULL: one rank */
+  const ng_transport *t;     /* transport of all ranks; NULL: one rank */
   struct ranks_count *count; /* counts of traffic; NULL: traffic is not counted */
 } run_ranks;
 
@@ -47,6 +47,7 @@ int ranks_broadcast_from(const run_ranks *r, int32_t rank, void *x, int64_t byte
 /* Return CLI_OK if rc is CLI_OK on all ranks, else CLI_BAD; the rank that failed has printed a message. Collective. */
 int ranks_combine_status(const run_ranks *r, int rc);
 
-void ranks_abort(const run_ranks *r); /* abort the transport, so that no rank waits for this one */
+/* abort the transport, so that no other rank waits for this rank */
+void ranks_abort(const run_ranks *r);
 
 #endif

@@ -27,23 +27,25 @@ typedef struct run {
   int lock; /* file descriptor that locks the directory; -1: none */
   progress progress;
   run_state state;
-  int64_t total;                        /* number of steps of the run */
-  double own_ms[RUN_STATIONS], step_ms; /* at each station, in whole steps; of this process */
-  double seconds_before;                /* seconds of training before the resume */
-  run_state before;          /* the state of the resumed checkpoint; run_sum_times adds its times */
-  char *config;              /* text of config.json (rank 0) */
-  grads grads;               /* sum of gradients over micro-batches and ranks */
-  double base[SCHEDULED];    /* initial values of the options that --schedule can change */
-  double current[SCHEDULED]; /* present values of the options of `base`; NaN: not set */
-  average mean;              /* mean of the weights (--average-weights) */
-  double loss;               /* loss of the last step */
-  double loss_since;   /* sum of the losses since the last checkpoint; steps_since: their number */
+  int64_t total; /* number of steps of the run */
+  /* times of this process in whole steps: of each station, and of the steps */
+  double own_ms[RUN_STATIONS], step_ms;
+  double seconds_before;  /* seconds of training before the resume */
+  run_state before;       /* the state of the resumed checkpoint; run_sum_times adds its times */
+  char *config;           /* text of config.json (rank 0) */
+  grads grads;            /* sum of gradients over micro-batches and ranks */
+  double base[SCHEDULED]; /* initial values of the options that --schedule can change */
+  /* current values of the same options; NaN: not yet set in the library */
+  double current[SCHEDULED];
+  average mean;        /* mean of the weights (--average-weights) */
+  double loss;         /* loss of the last step */
+  double loss_since;   /* sum of the losses since the last checkpoint, over steps_since steps */
   int64_t steps_since; /* steps in loss_since */
   run_ranks ranks;
   ranks_count in_steps;      /* traffic of the trainer's collectives in steps */
   bool stop_requested;       /* a rank received SIGINT or SIGTERM */
   bool checkpoint_requested; /* a rank received SIGUSR1 since the last checkpoint */
-  int requests_served;       /* number of SIGUSR1 that were served by a checkpoint */
+  int requests_served;       /* number of SIGUSR1 signals that were answered by a checkpoint */
   train_result *out;
 } run;
 

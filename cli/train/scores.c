@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK = 1 << 23 }; /* numbers of `right` for one call of the library */
+enum { CHUNK = 1 << 23 }; /* largest number of elements of `right` in one call of the library */
 
 typedef struct scored_layer {
   const nn_layer *l;
@@ -29,8 +29,8 @@ typedef struct scorer {
   nn *net;
   scored_layer *layer; /* [nn_count_layers] */
   double *left, *right;
-  bool corrects; /* samples correct the curvature, else they get scores */
-  double *score; /* of the batch */
+  bool corrects; /* true: samples correct the eigenvalues (ekfac); false: samples get scores */
+  double *score; /* [samples of a batch] the score of each sample */
 } scorer;
 
 /* ---- batches -----------------------------------------------------------------------------------*/
@@ -240,7 +240,8 @@ static int score_layer(void *user, int layer, const float *x, int64_t samples, i
 }
 
 static int correct_batch(scorer *k, int32_t samples, void *arg) {
-  int64_t *batches = arg; /* the same drawn labels as in the pass for K */
+  /* use the same labels as in the pass for K, although they are drawn at random */
+  int64_t *batches = arg;
   const nn_watch watch = {k, score_layer};
   return run_batch(k, samples, (*batches)++, !k->how->empirical, false, &watch);
 }

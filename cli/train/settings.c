@@ -171,7 +171,8 @@ static int set_library_option(settings *s, const char *name, const char *value, 
   if (st >= 0) st = ng_options_set(o, name, value, message, size);
   ng_options_destroy(&o);
   if (st < 0) {
-    const size_t n = strlen(name); /* remove the name, which the caller adds */
+    /* remove the name from the message, because the caller adds it */
+    const size_t n = strlen(name);
     if (strncmp(message, name, n) == 0 && strncmp(message + n, ": ", 2) == 0)
       memmove(message, message + n + 2, strlen(message + n + 2) + 1);
     return CLI_BAD;
@@ -192,7 +193,7 @@ static int set_library_option(settings *s, const char *name, const char *value, 
 
 int settings_try_set(settings *s, const char *name, const char *value, char *message, size_t size) {
   const settings_row *row = settings_find(name);
-  if (!ngio_is_utf8(value)) { /* it could not be written to config.json */
+  if (!ngio_is_utf8(value)) { /* a text that is not UTF-8 could not be written to config.json */
     (void)snprintf(message, size, "'%s' is not UTF-8", ngio_printable(value).text);
     return CLI_BAD;
   }

@@ -26,7 +26,8 @@ typedef struct settings {
   } * library;
 } settings;
 
-void settings_init(settings *s); /* set all to defaults; the method to NG_METHOD, if this is set */
+/* set all settings to their defaults, and the method to the environment variable NG_METHOD if it is set */
+void settings_init(settings *s);
 void settings_copy(settings *to, const settings *from);
 void settings_free(settings *s);
 
@@ -52,11 +53,12 @@ bool settings_applies(const settings *s, const char *name);
 /* Return true if this library option has no effect in the run; `needs`: the condition of an effect ("clip = kl"). */
 enum { SETTINGS_NEEDS = 128 };
 bool settings_is_idle(const settings *s, const char *name, char *needs, size_t size);
-bool settings_is_first_order(const settings *s);   /* the method is sgd or adamw: no curvature */
-bool settings_is_adamw(const settings *s);         /* the update is AdamW */
+bool settings_is_first_order(const settings *s); /* the method is sgd or adamw: no curvature */
+bool settings_is_adamw(const settings *s);       /* the update is AdamW */
 /* The directions of the method contain moments: the sgd update has no momentum and decouples weight decay. */
 bool settings_has_moments(const settings *s);
-double settings_choose_lr(const settings *s);      /* lr, or its default */
+/* return the setting lr, or its default for the method */
+double settings_choose_lr(const settings *s);
 int64_t settings_count_samples(const settings *s); /* samples of a step: batch * acc_iters */
 
 /* Read settings from a file with a JSON object, {"model": "lenet", "damping": 0.01}. */

@@ -33,7 +33,8 @@ int settings_parse_json(settings *s, const char *text, const char *path) {
     char number[64];
     if (rc == CLI_OK && strcmp(name, "schema") == 0 && ngio_integer_of(v) != 1)
       rc = cli_fail("%s: schema: expected 1", path);
-    if (rc != CLI_OK || settings_is_in_list(name, "schema|natgrad")) continue; /* not settings */
+    /* the members "schema" and "natgrad" are not settings */
+    if (rc != CLI_OK || settings_is_in_list(name, "schema|natgrad")) continue;
     const char *value = cli_json_text(v, number, sizeof number);
     if (value == NULL)
       rc = cli_fail("%s: %s: expected a text, a number, true or false", path, name);
@@ -84,7 +85,7 @@ int settings_write_json(const settings *s, const char *path, char **text) {
   ngio_out out = {.indent = 1};
   *text = NULL;
   if (settings_create_options(s, &o) != CLI_OK) return CLI_BAD;
-  settings full = *s; /* shares its texts with *s, so it is not freed */
+  settings full = *s; /* a shallow copy that shares its texts with *s, so only *s is freed */
   full.lr = settings_choose_lr(s);
   cli_format_version(version, sizeof version);
   ngio_open(&out, NULL, '{');
@@ -92,7 +93,7 @@ int settings_write_json(const settings *s, const char *path, char **text) {
   ngio_put_text(&out, "natgrad", version);
   for (int i = 0; i < settings_rows_count; i++) {
     const settings_row *row = &settings_rows[i];
-    if (strcmp(row->name, "resume") == 0) continue; /* not a property of the run */
+    if (strcmp(row->name, "resume") == 0) continue; /* "resume" is not a property of the run */
     (void)settings_get(&full, row->name, value, sizeof value);
     add_member(&out, row->name, value, row->kind == CLI_TEXT || strcmp(value, "default") == 0);
   }

@@ -14,7 +14,8 @@
 #ifndef SETTINGS_TABLE_H
 #define SETTINGS_TABLE_H
 
-#define SETTINGS_MANY 1e15 /* a bound for whole numbers, which doubles represent exactly */
+#define SETTINGS_MANY                                                                              \
+  1e15 /* largest value of settings that are integers; doubles represent such integers exactly */
 
 /* Settings shared by `train` and `compare`. */
 #define SETTINGS_SHARED(X)                                                                         \

@@ -28,11 +28,12 @@ static void handle_stop_signal(int number) {
   if (atomic_compare_exchange_strong(&first_ms, &before, now)) {
     static const char line[] =
         "\nnatgrad: stopping after this step; repeat the signal to end at once\n";
-    const size_t skip = on_terminal ? 0 : 1; /* on a terminal, end the line of the bar */
+    /* on a terminal, print the newline that ends the line of the progress bar */
+    const size_t skip = on_terminal ? 0 : 1;
     (void)!write(STDERR_FILENO, line + skip, sizeof line - 1 - skip);
   } else if (now - before >= 500) {
     (void)signal(number, SIG_DFL);
-    (void)raise(number); /* takes effect when this handler returns */
+    (void)raise(number); /* the signal is delivered when this handler returns */
   }
   interrupted = 1;
 }

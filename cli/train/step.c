@@ -36,7 +36,7 @@ static int run_backward_passes(run *r, bool wants, int64_t micro, double *loss, 
   const float *targets = r->reconstructs ? r->feed.x : r->feed.mix.targets;
   *loss = some ? nn_compute_loss(r->net, NN_TRAIN, labels, targets, correct) : 0.0;
   if (!isfinite(*loss)) r->out->diverged = true;
-  /* with several ranks, the others wait for this rank's gradients */
+  /* with several ranks, the other ranks wait for the gradients of this rank */
   const bool needed = r->ranks.size > 1 || !r->out->diverged;
   return rc == CLI_OK && needed ? nn_backward(r->net, true, watch) : rc;
 }
@@ -80,7 +80,7 @@ static int agree_on_step(run *r, int64_t *correct) {
   *correct = (int64_t)x[1];
   r->stop_requested = x[3] > 0.0;
   r->checkpoint_requested = x[4] > 0.0;
-  /* another rank has a loss that is not finite */
+  /* the loss of another rank is not finite */
   if (x[2] > 0.0 && !r->out->diverged) r->loss = (double)NAN;
   r->out->diverged = x[2] > 0.0;
   return CLI_OK;

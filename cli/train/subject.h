@@ -22,7 +22,8 @@ typedef struct subject {
 typedef struct subject_request {
   const char *dir;     /* the folder of the run */
   const char *command; /* the command that locks the folder */
-  const char *data;    /* the data set, if its files have moved; or NULL */
+  /* replaces the recorded data set, if its files have moved; NULL: not given */
+  const char *data;
   const char *weights; /* a file of weights instead of the checkpoint; or NULL */
   int64_t batch;       /* samples of a batch; 0: as in the run */
 } subject_request;

@@ -27,7 +27,8 @@ typedef struct traffic_rank {
 } traffic_rank;
 
 typedef struct traffic {
-  int ranks, stations; /* ranks = 0: the run has one rank, so there is nothing to report */
+  /* numbers of ranks and stations; ranks = 0: the run has one rank, so there is nothing to report */
+  int ranks, stations;
   double steps;
   traffic_rank *rank;
 } traffic;

@@ -27,7 +27,7 @@ static char *get_config_path(const char *given) {
   char *path = cli_find_shipped(name, name);
   if (access(path, F_OK) == 0) return path;
   free(path);
-  return cli_copy_text(given); /* settings_read_file will report that this file is missing */
+  return cli_copy_text(given); /* if this file is missing, settings_read_file reports it */
 }
 
 /* Apply the file of --config, then the command line. */
@@ -56,7 +56,7 @@ static int read_settings(settings *s, const request *w, const cli_args *args, bo
   char path[4096];
   if (snprintf(path, sizeof path, "%s/config.json", s->out) >= (int)sizeof path)
     return cli_fail("--out: this name is too long");
-  rc = first ? check_checkpoint(s->out) : CLI_OK;         /* only rank 0 reads DIR */
+  rc = first ? check_checkpoint(s->out) : CLI_OK;         /* only rank 0 reads the run directory */
   if (rc != CLI_OK || access(path, F_OK) != 0) return rc; /* train_run will report missing files */
   settings_free(s);
   settings_init(s);
@@ -79,7 +79,7 @@ static int get_exit_code(const train_result *r) {
 
 /* If the run ended early, report why. */
 static void report_end(const settings *s, const train_result *r) {
-  /* step of the last checkpoint: of this process, or the resumed one */
+  /* step of the last checkpoint of this process, otherwise of the checkpoint that was resumed */
   const int64_t saved = r->saved_step < 0 && r->first > 0 ? r->first : r->saved_step;
   const long long steps = (long long)r->steps;
   char then[4096] = "without --out nothing was saved";
@@ -189,7 +189,7 @@ static int train_and_report(const settings *s, bool quiet, const launch *l) {
   /* rank 0 first: if all ranks have the same error, rank 0 alone reports it */
   for (int turn = 0; turn < 2 && rc == CLI_OK; turn++) {
     if ((k.rank == 0) == (turn == 0)) {
-      rc = settings_check(s); /* before a large file is read */
+      rc = settings_check(s); /* check before a large file is read */
       if (rc == CLI_OK) rc = train_open_data(s, &d);
       opened = rc == CLI_OK;
       if (opened && turn == 0) data_print_notes(&d);
@@ -207,7 +207,8 @@ static int train_and_report(const settings *s, bool quiet, const launch *l) {
       rc = k.rank == 0 ? report_result(s, &r, quiet) : get_exit_code(&r);
       train_result_free(&r);
     } else {
-      train_restore_signals(); /* after an error, the launcher's signals must end this process */
+      /* after an error, the default signal handlers let the launcher end this process */
+      train_restore_signals();
     }
   }
   if (opened) data_close(&d);

@@ -22,7 +22,8 @@ typedef struct train_epoch { /* the numbers of an "epoch" line of log.jsonl */
   int64_t epoch, step;       /* counted from 1 */
   double lr;
   double train_loss, train_accuracy; /* epoch means in training mode; accuracy from 0 to 1 */
-  double test_loss, test_accuracy;   /* on the test or validation split; NaN: the split is empty */
+  /* results on the test or validation split; NaN: the split is empty */
+  double test_loss, test_accuracy;
   double seconds; /* seconds of training so far, without tests, checkpoints and logs */
 } train_epoch;
 
@@ -47,11 +48,12 @@ typedef struct train_result {
   int epochs;
   train_epoch *epoch; /* [epochs]: the epochs of the run */
   int64_t steps, skipped, rescued, unobserved;
-  int64_t first;      /* number of steps before this process resumed the run */
-  bool stopped;       /* a signal stopped the run */
-  bool diverged;      /* non-finite loss or weight, far too large loss, or skipped steps in a row */
+  int64_t first; /* number of steps before this process resumed the run */
+  bool stopped;  /* a signal stopped the run */
+  /* the loss or a weight is not finite, the loss is far too large, or many steps in a row were skipped */
+  bool diverged;
   bool output_failed; /* the run stopped because stdout is full or closed */
-  char reason[128];   /* why the run diverged, such as "the loss is not finite" */
+  char reason[128];   /* text that says why the run diverged, such as "the loss is not finite" */
   int64_t averaged;   /* number of averaged weights; 0: none, or the run is not finished */
   double average_loss, average_accuracy; /* test results of the averaged network */
   int64_t saved_step;                    /* step of the last checkpoint; -1: none */
@@ -65,8 +67,9 @@ typedef struct train_result {
 
 typedef struct train_output { /* what the run prints */
   bool bar;                   /* a progress bar, if stderr is a terminal */
-  bool lines;                 /* one line per epoch on stdout */
-  const char *label;          /* prefix of both, such as "natgrad seed 1", or "" */
+  bool lines;                 /* print one line per epoch on stdout */
+  /* prefix of the lines and of the bar, such as "natgrad seed 1", or "" */
+  const char *label;
 } train_output;
 
 /* Check that settings and data fit together, before the run writes files or allocates memory. CLI_BAD: reported. */
@@ -92,6 +95,6 @@ void train_result_free(train_result *r);
 void train_catch_signals(void);
 void train_restore_signals(void); /* let SIGINT and SIGTERM end the process */
 bool train_is_interrupted(void);
-int train_count_requests(void); /* number of SIGUSR1 received so far */
+int train_count_requests(void); /* return the number of SIGUSR1 signals received so far */
 
 #endif
