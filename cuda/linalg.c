@@ -2,6 +2,7 @@
  * The iteration of Muon runs on the host (ON_HOST) in memory that host and device share. */
 #include "device_entries.h"
 #include "linalg/packed.h"
+#include "linalg/vector.h"
 
 typedef int64_t i64;
 
@@ -294,19 +295,8 @@ ON_HOST(linalg, newton_schulz, (ng_queue * q, const ng_newton_schulz *list, i64 
         (&host, list, n, scratch))
 
 const ng_linalg_ops ng_device_linalg = {
-    .gemm = gemm,
-    .add_gram = add_gram,
+    NG_OWN_ENTRIES,
     .add_row = add_row,
-    .factor = factor,
-    .invert = invert,
-    .solve_right = solve_right,
-    .solve_left = solve_left,
-    .mul_right = mul_right,
-    .mul_left = mul_left,
-    .eigen = eigen,
-    .eigen_work = eigen_work,
-    .qr = qr,
-    .qr_work = qr_work,
     .newton_schulz = host_newton_schulz,
     .solve = ng_device_solve,
     .shift_diagonal = shift_diagonal,

@@ -2,21 +2,10 @@
  *
  * Each matrix takes the steps of src/linalg/results.c; kernels of solve.cu check its result and store it if the checks pass. The
  * queue runs the matrices one after the other, so they share the scratch. */
-#include <math.h>
-
 #include "device_entries.h"
 #include "linalg/vector.h"
 
 typedef int64_t i64;
-
-/* As in src/linalg/results.c, which says why. */
-#define RESIDUAL_MOST 1e-2
-#define NEGATIVE_MOST 1e-3
-
-static double negative_limit(ng_dtype t, i64 n) {
-  return t == NG_F32 || t == NG_F64 ? NEGATIVE_MOST
-                                    : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
-}
 
 /* Return the next n floats of the scratch, at a multiple of 64 bytes. */
 static void *take(float **scratch, i64 n) {
@@ -40,7 +29,7 @@ static dv_solve describe(const ng_matrix *m) {
                     .damping = m->damping,
                     .floor = m->floor,
                     .p = m->p,
-                    .negative_most = negative_limit(m->average_dtype, m->n),
+                    .negative_most = ng_negative_limit(m->average_dtype, m->n),
                     .largest =
                         ng_dtype_largest(m->result_dtype == NG_F64 ? NG_F32 : m->result_dtype),
                     .part_count = blocks_of(m->n, DV_THREADS)};
@@ -77,7 +66,7 @@ static void solve_symmetric(ng_queue *q, ng_matrix *m, float *scratch) {
   s.W = take(&scratch, 2 * count);
   s.W_dtype = (int32_t)t;
   s.column = take(&scratch, 2 * n);
-  s.residual_most = RESIDUAL_MOST;
+  s.residual_most = NG_RESIDUAL_MOST;
   take_check_numbers(m, &s, &scratch);
   const dv_solve *at = send(d, &s);
   if (at == NULL) return;
@@ -120,7 +109,7 @@ static void decompose(ng_queue *q, ng_matrix *m, float *scratch) {
   float *S = take(&scratch, ng_sym_count(n));
   s.e = take(&scratch, 2 * n);
   s.root = take(&scratch, n);
-  s.residual_most = NEGATIVE_MOST;
+  s.residual_most = NG_NEGATIVE_MOST;
   take_check_numbers(m, &s, &scratch);
   const dv_solve *at = send(d, &s);
   if (at == NULL) return;

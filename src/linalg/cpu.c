@@ -79,9 +79,9 @@ extern void sorgqr_(const integer *m, const integer *n, const integer *k, float 
  * A BLAS call has ended when it returns, so the queue has nothing to wait for. BLAS has threads of its own, so the
  * entries below use neither the queue nor its threads. */
 
-static void gemm(ng_queue *q, ng_dtype t, char ta, char tb, int64_t m, int64_t n, int64_t k,
-                 double alpha, const void *A, int64_t lda, const void *B, int64_t ldb, double beta,
-                 void *C, int64_t ldc) {
+static void blas_gemm(ng_queue *q, ng_dtype t, char ta, char tb, int64_t m, int64_t n, int64_t k,
+                      double alpha, const void *A, int64_t lda, const void *B, int64_t ldb,
+                      double beta, void *C, int64_t ldc) {
   const integer m_ = (integer)m, n_ = (integer)n, k_ = (integer)k;
   const integer lda_ = (integer)lda, ldb_ = (integer)ldb, ldc_ = (integer)ldc;
   const float a = (float)alpha, b = (float)beta;
@@ -119,15 +119,15 @@ static void trsm(ng_queue *q, ng_dtype t, char side, char uplo, char trans, int6
   strsm_(&side, &uplo, &trans, "N", &m_, &n_, &a, A, &lda_, B, &ldb_, 1, 1, 1, 1);
 }
 
-static const ng_blas blas = {.gemm = gemm, .syrk = syrk, .symm = symm, .trsm = trsm};
+static const ng_blas blas = {.gemm = blas_gemm, .syrk = syrk, .symm = symm, .trsm = trsm};
 
 /* ---- products --------------------------------------------------------------------------------*/
 
 /* C' = alpha op(B)' op(A)' + beta C'. */
-static void cpu_gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
-                     double alpha, const void *A, int64_t lda, const void *B, int64_t ldb,
-                     double beta, void *C, int64_t ldc) {
-  gemm(q, t, tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
+static void gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                 double alpha, const void *A, int64_t lda, const void *B, int64_t ldb, double beta,
+                 void *C, int64_t ldc) {
+  blas_gemm(q, t, tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
 }
 
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
@@ -297,18 +297,7 @@ static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *w
 }
 
 const ng_linalg_ops ng_linalg_cpu = {
-    .gemm = cpu_gemm,
-    .add_gram = add_gram,
-    .factor = factor,
-    .invert = invert,
-    .solve_right = solve_right,
-    .solve_left = solve_left,
-    .mul_right = mul_right,
-    .mul_left = mul_left,
-    .eigen = eigen,
-    .eigen_work = eigen_work,
-    .qr = qr,
-    .qr_work = qr_work,
+    NG_OWN_ENTRIES,
     .newton_schulz = newton_schulz,
     .solve = ng_small_solve,
     NG_HOST_ENTRIES,

@@ -325,19 +325,8 @@ static void newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n, 
 }
 
 const ng_linalg_ops ng_linalg_ref = {
-    .gemm = gemm,
-    .add_gram = add_gram,
-    .factor = factor,
-    .invert = invert,
-    .solve_right = solve_right,
-    .solve_left = solve_left,
-    .mul_right = mul_right,
-    .mul_left = mul_left,
-    .eigen = eigen,
-    .eigen_work = eigen_work,
-    .qr = qr,
+    NG_OWN_ENTRIES,
     .newton_schulz = newton_schulz,
-    .qr_work = qr_work,
     .solve = ng_host_solve,
     NG_HOST_ENTRIES,
 };

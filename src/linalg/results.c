@@ -10,14 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-/* Largest accepted residual of a column of the inverse. The residual of a correct f32 inverse is about n eps times the
- * condition number, in practice at most 1e-4; above 1e-2 the preconditioned gradient PD becomes wrong. */
-#define RESIDUAL_MOST 1e-2
-
-/* Rounding makes eigenvalues of a covariance of order n as low as -n eps times the largest. 1e-3 exceeds n eps up to
- * n = 16000 and is far below the negative eigenvalues of an indefinite matrix. */
-#define NEGATIVE_MOST 1e-3
-
 /* ---- scratch ---------------------------------------------------------------------------------*/
 
 static bool needs_eigen(const ng_matrix *m) {
@@ -117,7 +109,8 @@ static bool solve_symmetric(ng_queue *q, ng_matrix *m, float *scratch) {
   for (int64_t i = 0; i < n; i++) {
     x[i] = ng_number_at(column, t, i);
   }
-  if (!(largest_residual(m, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= RESIDUAL_MOST)) return false;
+  if (!(largest_residual(m, F, wide ? NG_F64 : NG_F32, d, j, x, y) <= NG_RESIDUAL_MOST))
+    return false;
   ng_to_f32(room, W, t, tri); /* room contained F */
   if (m->result_dtype != NG_F64) return store_result(m, tri, room);
   if (!ng_are_finite(room, NG_F32, tri)) return false;
@@ -126,13 +119,6 @@ static bool solve_symmetric(ng_queue *q, ng_matrix *m, float *scratch) {
 }
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
-
-/* Return x such that eigenvalues down to -x times the largest eigenvalue are accepted. Rounding the n entries of each
- * row to a 16-bit dtype t moves an eigenvalue by up to n half units in the last place. */
-static double negative_limit(ng_dtype t, int64_t n) {
-  return t == NG_F32 || t == NG_F64 ? NEGATIVE_MOST
-                                    : fmin(0.5, (double)n * (t == NG_BF16 ? 0x1p-8 : 0x1p-11));
-}
 
 /* Check that eigenvalues e are finite and not too negative, the residual and norm of the first, middle and last
  * eigenpair, and the orthogonality of the first and last eigenvector. x, y [n]: scratch. */
@@ -144,7 +130,7 @@ static bool check_eigen(ng_sym F, ng_dtype average_dtype, const float *V, const 
     if (!(e[i] - e[i] == 0.0f)) return false;
     top = fmax(top, fabs((double)e[i]));
   }
-  if ((double)e[0] < -negative_limit(average_dtype, n) * top) return false;
+  if ((double)e[0] < -ng_negative_limit(average_dtype, n) * top) return false;
   for (int s = 0; s < 3; s++) {
     const float *v = V + sample[s] * n;
     double norm = 0.0, worst = 0.0;
@@ -157,12 +143,12 @@ static bool check_eigen(ng_sym F, ng_dtype average_dtype, const float *V, const 
       const double r = fabs(y[i] - (double)e[sample[s]] * x[i]);
       if (!(r <= worst)) worst = r;
     }
-    if (!(worst <= NEGATIVE_MOST * top) || !(fabs(norm - 1.0) <= NEGATIVE_MOST)) return false;
+    if (!(worst <= NG_NEGATIVE_MOST * top) || !(fabs(norm - 1.0) <= NG_NEGATIVE_MOST)) return false;
   }
   for (int64_t i = 0; i < n && n > 1; i++) {
     dot += (double)V[i] * (double)V[(n - 1) * n + i];
   }
-  return fabs(dot) <= NEGATIVE_MOST;
+  return fabs(dot) <= NG_NEGATIVE_MOST;
 }
 
 /* Return x rounded to the dtype of m->d. */
