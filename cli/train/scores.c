@@ -31,6 +31,12 @@ typedef struct scorer {
   double *left, *right;
   bool corrects; /* true: samples correct the eigenvalues (ekfac); false: samples get scores */
   double *score; /* [samples of a batch] the score of each sample */
+  /* The next fields belong to the present pass. */
+  precond *p;         /* observes the training samples */
+  int64_t samples;    /* number of samples of the pass so far */
+  int64_t batches;    /* number of batches of the pass so far */
+  scored_sample *out; /* list of scored samples */
+  int32_t *count;     /* number of scored samples */
 } scorer;
 
 /* ---- batches -----------------------------------------------------------------------------------*/
@@ -49,43 +55,45 @@ static int run_batch(const scorer *k, int64_t samples, int64_t step, bool sample
   return nn_backward(net, params, watch);
 }
 
-/* Call `each` after every batch of samples [first, end) of a split is filled. */
+/* A pass over samples [first, end) of a split: call `each` for every batch. */
 static int for_batches(scorer *k, const data_split *split, int32_t first, int32_t end,
-                       int (*each)(scorer *k, int32_t samples, void *arg), void *arg) {
+                       int (*each)(scorer *k, int32_t samples)) {
   const data_split *test = k->f->test;
   int rc = CLI_OK;
+  k->samples = k->batches = 0;
   k->f->test = split;
   for (int32_t at = first, count, good = 0; at < end && rc == CLI_OK; at += count) {
     count = end - at < k->f->capacity ? end - at : k->f->capacity;
     rc = feed_fill_test(k->f, at, count, &good);
-    if (rc == CLI_OK && good > 0) rc = each(k, good, arg);
+    if (rc != CLI_OK || good == 0) continue;
+    rc = each(k, good);
+    k->samples += good;
+    k->batches++;
   }
   k->f->test = test;
   return rc;
 }
 
-/* ---- curvature ---------------------------------------------------------------------------------*/
-
-typedef struct observing {
-  precond *p;
-  int64_t batches;
-} observing;
-
-static int observe_batch(scorer *k, int32_t samples, void *arg) {
-  observing *o = arg;
-  bool wants;
-  const int rc = precond_begin_batch(o->p, samples, false, &wants);
-  return rc == CLI_OK ? run_batch(k, samples, o->batches++, !k->how->empirical, false,
-                                  precond_get_watch(o->p))
-                      : rc;
+static int for_training_samples(scorer *k, int (*each)(scorer *k, int32_t samples)) {
+  return for_batches(k, &k->f->d->train, 0, k->f->d->train.n, each);
 }
 
-static int create_curvature(const scorer *k, const precond *p, int i) {
+/* ---- curvature ---------------------------------------------------------------------------------*/
+
+static int observe_batch(scorer *k, int32_t samples) {
+  bool wants;
+  const int rc = precond_begin_batch(k->p, samples, false, &wants);
+  return rc == CLI_OK
+             ? run_batch(k, samples, k->batches, !k->how->empirical, false, precond_get_watch(k->p))
+             : rc;
+}
+
+static int create_curvature(const scorer *k, int i) {
   scored_layer *v = &k->layer[i];
   ng_factors F = {.struct_size = sizeof F,
                   .left = cli_alloc((size_t)(v->rows * v->rows), sizeof(double)),
                   .right = cli_alloc((size_t)(v->cols * v->cols), sizeof(double))};
-  int rc = precond_read_factors(p, i, &F);
+  int rc = precond_read_factors(k->p, i, &F);
   if (rc == CLI_OK && ng_curvature_create(k->ctx, &F, &v->c) != NG_OK)
     rc = cli_fail("influence: layer '%s': %s", v->l->name, ng_last_error(k->ctx));
   free(F.left);
@@ -116,7 +124,6 @@ static int fit_curvature(scorer *k, const settings *s, ng_pool *pool) {
   static const char *const set[][2] = {
       {"method", "natgrad"}, {"norm_block", "none"}, {"clip", "none"}, {"spatial", "full"}};
   settings own;
-  observing o = {NULL, 0};
   precond_outcome outcome = {false, false, false};
   int rc = CLI_OK;
   settings_init(&own);
@@ -124,22 +131,21 @@ static int fit_curvature(scorer *k, const settings *s, ng_pool *pool) {
   own.weight_decay = 0.0;
   for (size_t i = 0; i < sizeof set / sizeof *set && rc == CLI_OK; i++)
     rc = settings_set_or_report(&own, "influence", set[i][0], set[i][1]);
-  if (rc == CLI_OK) rc = precond_create(&own, NULL, k->net, pool, &o.p);
-  if (rc == CLI_OK) rc = for_batches(k, &k->f->d->train, 0, k->f->d->train.n, observe_batch, &o);
-  if (rc == CLI_OK) rc = precond_step(o.p, 0.0, 0.0, &outcome);
+  if (rc == CLI_OK) rc = precond_create(&own, NULL, k->net, pool, &k->p);
+  if (rc == CLI_OK) rc = for_training_samples(k, observe_batch);
+  if (rc == CLI_OK) rc = precond_step(k->p, 0.0, 0.0, &outcome);
   if (rc == CLI_OK && outcome.skipped)
     rc = cli_fail("influence: an activation or a gradient of the network is not finite");
   for (int i = 0; i < nn_count_layers(k->net) && rc == CLI_OK; i++)
-    rc = create_curvature(k, o.p, i);
-  precond_destroy(&o.p);
+    rc = create_curvature(k, i);
+  precond_destroy(&k->p);
   settings_free(&own);
   return rc;
 }
 
 /* ---- gradient of the test loss -----------------------------------------------------------------*/
 
-static int add_gradients(scorer *k, int32_t samples, void *arg) {
-  int64_t *total = arg;
+static int add_gradients(scorer *k, int32_t samples) {
   const int rc = run_batch(k, samples, 0, false, true, NULL);
   for (int i = 0; i < nn_count_layers(k->net) && rc == CLI_OK; i++) {
     const scored_layer *v = &k->layer[i];
@@ -153,26 +159,23 @@ static int add_gradients(scorer *k, int32_t samples, void *arg) {
             samples * (double)nn_get_param(k->net, v->l->bias_param)->grad[r];
     }
   }
-  *total += samples;
   return rc;
 }
 
 static int compute_test_gradient(scorer *k) {
   const int32_t n = k->f->test->n;
-  int64_t total = 0;
   if (n == 0) return cli_fail("influence: %s has no test samples", k->f->d->name);
   if (k->how->test >= n)
     return cli_fail("--test: %lld, but %s has %d test samples, 0 to %d", (long long)k->how->test,
                     k->f->d->name, n, n - 1);
   const int32_t first = k->how->test < 0 ? 0 : (int32_t)k->how->test;
-  const int rc =
-      for_batches(k, k->f->test, first, k->how->test < 0 ? n : first + 1, add_gradients, &total);
-  if (rc == CLI_OK && total == 0)
+  const int rc = for_batches(k, k->f->test, first, k->how->test < 0 ? n : first + 1, add_gradients);
+  if (rc == CLI_OK && k->samples == 0)
     return cli_fail("influence: no test sample of %s can be read", k->f->d->name);
   for (int i = 0; i < nn_count_layers(k->net) && rc == CLI_OK; i++) {
     const scored_layer *v = &k->layer[i];
     for (int64_t e = 0; e < v->rows * v->cols; e++)
-      v->D[e] /= (double)total;
+      v->D[e] /= (double)k->samples;
   }
   return rc;
 }
@@ -239,33 +242,25 @@ static int score_layer(void *user, int layer, const float *x, int64_t samples, i
   return rc;
 }
 
-static int correct_batch(scorer *k, int32_t samples, void *arg) {
-  /* use the same labels as in the pass for K, although they are drawn at random */
-  int64_t *batches = arg;
+/* The number of the batch is the seed of the drawn labels, so they are the labels of the pass that computes K. */
+static int correct_batch(scorer *k, int32_t samples) {
   const nn_watch watch = {k, score_layer};
-  return run_batch(k, samples, (*batches)++, !k->how->empirical, false, &watch);
+  return run_batch(k, samples, k->batches, !k->how->empirical, false, &watch);
 }
 
 static int correct_curvature(scorer *k) {
-  int64_t batches = 0;
   k->corrects = true;
-  const int rc = for_batches(k, &k->f->d->train, 0, k->f->d->train.n, correct_batch, &batches);
+  const int rc = for_training_samples(k, correct_batch);
   k->corrects = false;
   return rc;
 }
 
-typedef struct score_list {
-  scored_sample *out;
-  int32_t count;
-} score_list;
-
-static int score_batch(scorer *k, int32_t samples, void *arg) {
-  score_list *list = arg;
+static int score_batch(scorer *k, int32_t samples) {
   const nn_watch watch = {k, score_layer};
   memset(k->score, 0, (size_t)samples * sizeof *k->score);
   const int rc = run_batch(k, samples, 0, false, false, &watch);
   for (int32_t i = 0; i < samples; i++)
-    list->out[list->count++] = (scored_sample){k->f->rows[i], k->f->labels[i], k->score[i]};
+    k->out[(*k->count)++] = (scored_sample){k->f->rows[i], k->f->labels[i], k->score[i]};
   return rc;
 }
 
@@ -313,8 +308,13 @@ static void free_layers(scorer *k) {
 
 int scores_compute(ng_context *ctx, const scores_how *how, const settings *s, bool reconstructs,
                    feed *f, nn *net, ng_pool *pool, scored_sample *out, int32_t *count) {
-  scorer k = {.ctx = ctx, .how = how, .reconstructs = reconstructs, .f = f, .net = net};
-  score_list list = {out, 0};
+  scorer k = {.ctx = ctx,
+              .how = how,
+              .reconstructs = reconstructs,
+              .f = f,
+              .net = net,
+              .out = out,
+              .count = count};
   *count = 0;
   if (f->d->context > 0)
     return cli_fail("influence: %s is a text, expected images or rows", f->d->name);
@@ -325,10 +325,9 @@ int scores_compute(ng_context *ctx, const scores_how *how, const settings *s, bo
   if (rc == CLI_OK && how->ekfac) rc = correct_curvature(&k);
   for (int i = 0; i < nn_count_layers(net) && rc == CLI_OK; i++)
     rc = prepare_scores(&k, &k.layer[i]);
-  if (rc == CLI_OK) rc = for_batches(&k, &f->d->train, 0, f->d->train.n, score_batch, &list);
+  if (rc == CLI_OK) rc = for_training_samples(&k, score_batch);
   nn_freeze_norms(net, false);
   free_layers(&k);
-  *count = list.count;
   return rc;
 }
 
