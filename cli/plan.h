@@ -57,10 +57,9 @@ typedef struct plan_task {
   plan_machine machine;
 } plan_task;
 
-/* Return the seconds of messages with together `bytes` bytes over `ranks` ranks: of an all-reduce (by the faster of two
- * algorithms), of a reduce-scatter, of a broadcast. */
+/* Return the seconds of `messages` messages with `bytes` bytes in all over `ranks` ranks: sum: of all-reduces, by the faster
+ * of two algorithms; broadcast: of broadcasts. */
 double plan_estimate_sum(const plan_machine *m, int32_t ranks, double bytes, double messages);
-double plan_estimate_scatter(const plan_machine *m, int32_t ranks, double bytes, double messages);
 double plan_estimate_broadcast(const plan_machine *m, int32_t ranks, double bytes, double messages);
 
 /* Measure latency and bandwidth by all-reduces over the ranks of t, at least two. Collective. CLI_BAD: reported. */

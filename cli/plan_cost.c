@@ -41,7 +41,9 @@ double plan_estimate_sum(const plan_machine *m, int32_t ranks, double bytes, dou
   return halves < whole ? halves : whole;
 }
 
-double plan_estimate_scatter(const plan_machine *m, int32_t ranks, double bytes, double messages) {
+/* The same of reduce-scatters. */
+static double estimate_scatter(const plan_machine *m, int32_t ranks, double bytes,
+                               double messages) {
   if (ranks < 2 || bytes <= 0) return 0.0;
   return ceil(log2((double)ranks)) * messages * m->latency +
          (ranks - 1.0) / ranks * bytes / m->bandwidth;
@@ -216,7 +218,7 @@ static void estimate_times(const plan_task *w, bool eigen, int32_t ranks, const 
   s[PLAN_SUMS] =
       (plan_estimate_sum(m, ranks, (double)(r->sums_bytes - r->scatter_bytes),
                          r->sums_messages > r->scatter_messages ? 1 : 0) +
-       plan_estimate_scatter(m, ranks, (double)r->scatter_bytes, r->scatter_messages > 0 ? 1 : 0)) /
+       estimate_scatter(m, ranks, (double)r->scatter_bytes, r->scatter_messages > 0 ? 1 : 0)) /
       F;
   s[PLAN_SOLVE] = (eigen ? 9 : 1) * t->solve / m->solve / I;
   s[PLAN_SHARE] =

@@ -72,13 +72,15 @@ void ngio_out_string(ngio_out *o, const char *text) {
   ngio_out_bytes(o, "\"", 1);
 }
 
-/* Write two digits at a time, the last digits first. */
-char *ngio_digits(char *to, int64_t x) {
+enum { DIGITS = 20 }; /* largest number of bytes of an int64_t in decimal */
+
+/* Write x in decimal at `to`, two digits at a time, the last digits first. Return the end of the digits. */
+static char *write_digits(char *to, int64_t x) {
   static const char pair[] =
       "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
       "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
       "8081828384858687888990919293949596979899";
-  char text[NGIO_DIGITS];
+  char text[DIGITS];
   char *at = text + sizeof text;
   uint64_t left = x < 0 ? 0 - (uint64_t)x : (uint64_t)x;
   for (; left >= 100; left /= 100)
@@ -95,8 +97,8 @@ char *ngio_digits(char *to, int64_t x) {
 }
 
 void ngio_out_integer(ngio_out *o, int64_t x) {
-  if (!ngio_out_reserve(o, NGIO_DIGITS)) return;
-  o->used = (size_t)(ngio_digits(o->text + o->used, x) - o->text);
+  if (!ngio_out_reserve(o, DIGITS)) return;
+  o->used = (size_t)(write_digits(o->text + o->used, x) - o->text);
 }
 
 /* Whole numbers have a fast path. snprintf writes all other numbers; its decimal point depends on the locale, and its

@@ -48,9 +48,6 @@ static inline void ngio_out_put(ngio_out *o, const char *text) {
 /* Append UTF-8 text in quotes; escape quotes, backslashes and control characters. */
 void ngio_out_string(ngio_out *o, const char *text);
 void ngio_out_integer(ngio_out *o, int64_t x);
-/* Write x in decimal at `to`, which has NGIO_DIGITS bytes; return the end of the digits. */
-enum { NGIO_DIGITS = 20 };
-char *ngio_digits(char *to, int64_t x);
 /* Append a finite number, always with a point or an exponent: 1 becomes 1.0. */
 void ngio_out_real(ngio_out *o, double x);
 void ngio_out_free(ngio_out *o);

@@ -46,8 +46,10 @@ size_t ngio_parts_room(const char *path) {
   return strlen(path) + sizeof((struct dirent *)NULL)->d_name + 1;
 }
 
-int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const char *name),
-                    void *user) {
+/* Call each() for every file that is named like a part of `path`, with its path in `room` (ngio_parts_room bytes),
+ * until each() returns another value than 0; return this value, or 0.  An unreadable folder counts as empty. */
+static int for_parts(const char *path, char *room, int (*each)(void *user, const char *name),
+                     void *user) {
   const char *slash = strrchr(path, '/'), *base = slash != NULL ? slash + 1 : path;
   const size_t own = strlen(base), before = (size_t)(base - path);
   int said = 0;
@@ -109,5 +111,5 @@ static int remove_if_old_part(void *user, const char *name) {
 
 void ngio_parts_sweep(const char *path, const char *id, char *room) {
   sweep s = {path, id};
-  (void)ngio_parts_each(path, room, remove_if_old_part, &s);
+  (void)for_parts(path, room, remove_if_old_part, &s);
 }

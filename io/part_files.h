@@ -31,11 +31,6 @@ int ngio_is_part_name(const char *end, int unfinished);
 
 /* Return the capacity of a buffer for the path of any file in the folder of `path`. */
 size_t ngio_parts_room(const char *path);
-/* Call each() for every file that is named like a part of `path`, with its path in `room` (ngio_parts_room bytes),
- * until each() returns another value than 0; return this value, or 0.  An unreadable folder counts as empty. */
-int ngio_parts_each(const char *path, char *room, int (*each)(void *user, const char *name),
-                    void *user);
-
 /* Remove the parts of `path`, finished or not, whose id differs from `id` (NULL: all parts).  Remove only regular files
  * whose metadata agrees with their name; keep an unfinished file that a writer has locked.  The caller must exclude
  * other writers of `path`: ngio_writer_finish_and_sweep holds the lock of `path`. `room`: ngio_parts_room bytes. */

@@ -68,8 +68,8 @@ static void write_dotted_name(nn *n, char out[NN_NAME], const char *name, const 
     (void)nn_fail(n, "%s: the name is longer than %d letters", name, NN_NAME - 1);
 }
 
-int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
-                 const int64_t *shape) {
+static int add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
+                     const int64_t *shape) {
   n->params = cli_append_zeroed(n->params, (size_t)n->n_params, sizeof *n->params);
   nn_param *p = &n->params[n->n_params];
   write_dotted_name(n, p->name, name, suffix);
@@ -101,8 +101,8 @@ int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int nd
   v->layer = n->n_layers++;
   *l = *layer;
   (void)snprintf(l->name, sizeof l->name, "%s", name);
-  l->weight_param = nn_add_param(n, name, "weight", NN_WEIGHT, v->layer, ndim, shape);
-  l->bias_param = l->has_bias ? nn_add_param(n, name, "bias", NN_BIAS, v->layer, 1, shape) : -1;
+  l->weight_param = add_param(n, name, "weight", NN_WEIGHT, v->layer, ndim, shape);
+  l->bias_param = l->has_bias ? add_param(n, name, "bias", NN_BIAS, v->layer, 1, shape) : -1;
   v->param[0] = l->weight_param;
   v->param[1] = l->bias_param;
   return v->number;
@@ -110,8 +110,8 @@ int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int nd
 
 int nn_add_norm_layer(nn *n, node *v, const char *name, bool is_layer_norm, double eps) {
   const nn_shape s = v->shape;
-  v->param[0] = nn_add_param(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
-  v->param[1] = nn_add_param(n, name, "bias", NN_BETA, -1, 1, &s.channels);
+  v->param[0] = add_param(n, name, "weight", NN_GAMMA, -1, 1, &s.channels);
+  v->param[1] = add_param(n, name, "bias", NN_BETA, -1, 1, &s.channels);
   n->norms = cli_append_zeroed(n->norms, (size_t)n->n_norms, sizeof *n->norms);
   nn_norm_layer *l = &n->norms[n->n_norms];
   *l = (nn_norm_layer){.is_layer_norm = is_layer_norm,

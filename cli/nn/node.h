@@ -90,8 +90,6 @@ struct nn {
 
 /* Used by constructors. After a mistake nn_add_node returns NULL, and the constructor returns -1. */
 node *nn_add_node(nn *n, const nn_op *op, int x, int y, nn_shape shape);
-int nn_add_param(nn *n, const char *name, const char *suffix, nn_role role, int layer, int ndim,
-                 const int64_t *shape);
 int nn_add_buffer(nn *n, const char *name, const char *suffix, int64_t count);
 /* Add a layer to node v, with a weight of this shape and a bias if layer->bias; return the node's number. */
 int nn_add_layer(nn *n, node *v, const char *name, const nn_layer *layer, int ndim,

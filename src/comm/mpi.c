@@ -45,8 +45,9 @@ static op *take_op(endpoint *s, size_t bytes) {
   return o;
 }
 
-/* Remove complete ops from the list of ops in progress; wait or test then puts them on the spare list. */
-ng_status ng_mpi_make_progress(endpoint *s) {
+/* Make progress with all ops, without waiting. Remove complete ops from the list of ops in progress; wait or test then puts
+ * them on the spare list. */
+static ng_status make_progress(endpoint *s) {
   if (s->stopped) return NG_ERR_COMM;
   op **at = &s->first;
   while (*at != NULL) {
@@ -103,7 +104,7 @@ static ng_status wait(void *user, void *request) {
   endpoint *s = user;
   if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
   for (int64_t polls = 0; !complete(request); polls++) {
-    const ng_status st = ng_mpi_make_progress(s);
+    const ng_status st = make_progress(s);
     if (st != NG_OK) return st;
     if (polls % 8 == 7 && !complete(request) && ng_mpi_must_stop(s)) return NG_ERR_COMM;
     ng_mpi_pause(polls);
@@ -115,7 +116,7 @@ static ng_status wait(void *user, void *request) {
 static ng_status test(void *user, void *request, int32_t *done) {
   endpoint *s = user;
   if (request == NULL) return ng_mpi_refuse(s, NG_ERR_ARG);
-  const ng_status st = ng_mpi_make_progress(s);
+  const ng_status st = make_progress(s);
   *done = complete(request);
   if (*done != 0) {
     recycle_op(s, request);
@@ -157,7 +158,7 @@ ng_status ng_mpi_barrier(endpoint *s) {
     if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
       return ng_mpi_refuse(s, NG_ERR_COMM);
     if (done != 0) return NG_OK;
-    const ng_status st = ng_mpi_make_progress(s);
+    const ng_status st = make_progress(s);
     if (st != NG_OK) return st;
     if (polls % 8 == 7 && ng_mpi_peer_lost(s)) return NG_ERR_COMM;
     ng_mpi_pause(polls);

@@ -70,8 +70,6 @@ int64_t ng_mpi_buffer_size(const ng_mpi_team *t, const ng_collective *c, int64_t
 int ng_mpi_begin(ng_mpi_op *o);
 int ng_mpi_advance(ng_mpi_op *o);
 
-/* Make progress with all ops, without waiting. */
-ng_status ng_mpi_make_progress(ng_mpi_endpoint *s);
 /* Wait for all ranks; fail if a rank failed or left. */
 ng_status ng_mpi_barrier(ng_mpi_endpoint *s);
 

@@ -38,8 +38,6 @@ typedef struct ng_strips {
 } ng_strips;
 
 ng_axis ng_conv_axis(const ng_conv *c, int32_t i);
-/* return the image coordinates that tap k covers */
-ng_range ng_axis_tap_range(const ng_axis *a, int64_t k);
 /* return the taps k for which k + d is also a tap */
 ng_range ng_axis_paired_taps(const ng_axis *a, int64_t d);
 ng_strips ng_find_strips(const ng_axis *a, int64_t d);

@@ -21,7 +21,7 @@ static ng_range intersect(ng_range a, ng_range b) {
 
 /* At output position u, tap k covers coordinate k step - pad + u (stride 1). Return the range of these coordinates over
  * all u, without those outside the image. */
-ng_range ng_axis_tap_range(const ng_axis *a, int64_t k) {
+static ng_range tap_range(const ng_axis *a, int64_t k) {
   const int64_t first = k * a->step - a->pad;
   return intersect((ng_range){first, first + a->out}, (ng_range){0, a->size});
 }
@@ -34,7 +34,7 @@ static ng_range paired_coordinates(const ng_axis *a, int64_t d) {
 /* Set *low and *high to how many paired coordinates are missing in block (k, k + d) at each end. Return false if all are
  * missing. */
 static bool missing_ends(const ng_axis *a, int64_t d, int64_t k, int64_t *low, int64_t *high) {
-  const ng_range all = paired_coordinates(a, d), mine = intersect(all, ng_axis_tap_range(a, k));
+  const ng_range all = paired_coordinates(a, d), mine = intersect(all, tap_range(a, k));
   if (mine.from >= mine.to) return false;
   *low = mine.from - all.from;
   *high = all.to - mine.to;
