@@ -242,8 +242,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
   const bool eigen = ng_is_eigen(s->solver), product = s->solver == NG_SOLVER_PRODUCT;
   const bool joint = s->damping_split == NG_SPLIT_JOINT;
   const ng_refusal list[] = {
-      {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
-       ": a method with factors supports textbook, kaisa, mpd-kfac and chainerkfac"},
+      ng_kron_refuse_eva_scale(s),
       /* joint adds lambda to d_G d_A' (Pauloski et al. 2021, arXiv 2107.01739), which is no shift of A or of G. */
       {joint && !eigen, NG_OPTION_damping_split,
        " needs solver = eigen or eigen-prediv; other solvers take pi or full"},

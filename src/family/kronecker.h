@@ -93,6 +93,15 @@ static inline int64_t ng_kron_direction_floats(const ng_kron *k) {
   return k->outputs * k->p * (k->is_double ? 2 : 1);
 }
 
+/* Parts of accepts_entry and check_options of families with factors. */
+static inline bool ng_kron_is_linear_or_conv(const ng_entry *e) {
+  return !e->is_tensor && (e->d.kind == NG_LINEAR || e->d.kind == NG_CONV2D);
+}
+static inline ng_refusal ng_kron_refuse_eva_scale(const ng_settings *s) {
+  return (ng_refusal){s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
+                      ": a method with factors supports textbook, kaisa, mpd-kfac and chainerkfac"};
+}
+
 /* Entries of ng_family that families with factors share. */
 ng_status ng_kron_create_state(ng_block *b);
 ng_status ng_kron_declare_statistics(ng_block *b);

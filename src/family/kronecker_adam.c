@@ -33,8 +33,7 @@ struct ng_kron_adam {
 /* ---- geometry, options, memory ---------------------------------------------------------------*/
 
 static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
-  const bool has_factors = e->d.kind == NG_LINEAR || e->d.kind == NG_CONV2D;
-  return !e->is_tensor && has_factors && ng_is(o->family, "kronecker-adam");
+  return ng_kron_is_linear_or_conv(e) && ng_is(o->family, "kronecker-adam");
 }
 
 static ng_status check_options(const ng_options *o, char *message, size_t size) {
@@ -46,8 +45,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
       {s->inverse_dtype != NG_F32, NG_OPTION_inverse_dtype, ": eigenbases of moments are f32"},
       {s->factor_dtype == NG_F64, NG_OPTION_factor_dtype,
        ": eigenbases of moments take f32, bf16 and f16"},
-      {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
-       ": a method with factors supports textbook, kaisa, mpd-kfac and chainerkfac"}};
+      ng_kron_refuse_eva_scale(s)};
   ng_status st = ng_family_check_others(NG_TRAIT_FACTORS | NG_TRAIT_SOLVES | NG_TRAIT_MOMENTS, o,
                                         message, size);
   if (st == NG_OK) st = ng_family_check_list(list, sizeof list / sizeof *list, o, message, size);

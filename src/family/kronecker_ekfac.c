@@ -26,8 +26,7 @@ struct ng_kron_ekfac {
 /* ---- options, geometry, memory ---------------------------------------------------------------*/
 
 static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
-  const bool has_factors = e->d.kind == NG_LINEAR || e->d.kind == NG_CONV2D;
-  return !e->is_tensor && has_factors && ng_is(o->family, "kronecker-ekfac");
+  return ng_kron_is_linear_or_conv(e) && ng_is(o->family, "kronecker-ekfac");
 }
 
 static ng_status check_options(const ng_options *o, char *message, size_t size) {

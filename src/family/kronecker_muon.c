@@ -20,8 +20,7 @@ struct ng_kron_muon {
 /* ---- options, geometry, memory ---------------------------------------------------------------*/
 
 static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
-  const bool has_inputs = e->d.kind == NG_LINEAR || e->d.kind == NG_CONV2D;
-  return !e->is_tensor && has_inputs && ng_is(o->family, "kronecker-muon");
+  return ng_kron_is_linear_or_conv(e) && ng_is(o->family, "kronecker-muon");
 }
 
 static ng_status check_options(const ng_options *o, char *message, size_t size) {
@@ -35,8 +34,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
        ": Newton-Muon inverts the whole A; set full"},
       {s->inverse_dtype == NG_F64, NG_OPTION_inverse_dtype,
        ": Newton-Muon takes f32, bf16 and f16"},
-      {s->stat_scale == NG_SCALE_EVA, NG_OPTION_stat_scale,
-       ": a method with factors supports textbook, kaisa, mpd-kfac and chainerkfac"}};
+      ng_kron_refuse_eva_scale(s)};
   ng_status st = ng_family_check_others(
       NG_TRAIT_FACTORS | NG_TRAIT_SOLVES | NG_TRAIT_MOMENTS | NG_TRAIT_MUON, o, message, size);
   if (st == NG_OK) st = ng_family_check_list(list, sizeof list / sizeof *list, o, message, size);
