@@ -39,14 +39,14 @@ __attribute__((format(printf, 1, 2))) static bool run_case(const char *format, .
   if (!is_accepted(text)) return false;
   if (cases++ % every == 0) {
     printf("%016llx  %s\n", (unsigned long long)bits_hash_case(text, false), text);
-    (void)fflush(stdout); /* keep the lines before a crash */
+    (void)fflush(stdout); /* flush, so that the lines before a crash are kept */
   }
   return true;
 }
 
 /* ---- values of an option ---------------------------------------------------------------------*/
 
-/* The k-th value to try; false after the last one. */
+/* Write the k-th value to try for an option; return false after the last value. */
 static bool write_option_value(const ng_option_info *o, int32_t k, char *out, size_t size) {
   static const char *const real[] = {"0", "1e-10", "0.001", "0.03", "0.5", "0.9", "1", "7"};
   static const char *const whole[] = {"0", "1", "2", "3", "5", "16"};
@@ -73,7 +73,7 @@ static bool write_option_value(const ng_option_info *o, int32_t k, char *out, si
 
 /* ---- every value of every option -------------------------------------------------------------*/
 
-/* Settings without which some options have no effect. */
+/* Settings that give other options an effect. */
 static const char *const companion[] = {
     "",
     " solver=eigen",
@@ -277,7 +277,8 @@ static void run_wide_layers(const char *method) {
     run_long_rows(method, how[i]);
   }
   (void)run_case("%s model=large steps=1 max_factor=200 linalg=ref threads=3", method);
-  /* Run the model of 4,200 columns only with methods that have no factors or split them. */
+  /* The model with 4,200 columns runs only with methods that have no factors, or that cut factors into diagonal
+   * blocks. */
   if (strcmp(method, "sam") != 0 &&
       run_case("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600", method)) {
     (void)run_case("%s model=tall max_factor=64 stat_batch=0 steps=1 samples=600 shown=bf16 "

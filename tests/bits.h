@@ -26,7 +26,7 @@ enum { BITS_TEXT = 512, BITS_LAYERS = 12 };
   X(threads, 1)                                                                                    \
   X(steps, 4)                                                                                      \
   X(micro, 1)   /* micro-batches of a step, of different sizes                                  */ \
-  X(uses, 1)    /* times that a layer runs in one micro-batch                                   */ \
+  X(uses, 1)    /* number of times that a layer runs in one micro-batch */                         \
   X(samples, 4) /* even = 0 adds the rank, the micro-batch, and 1 in odd steps                  */ \
   X(even, 0)                                                                                       \
   X(pad, 0)     /* elements between the rows of every array                                     */ \
@@ -35,9 +35,9 @@ enum { BITS_TEXT = 512, BITS_LAYERS = 12 };
   X(borrow, 0)                                                                                     \
   X(loss_scale, 1)                                                                                 \
   X(grow, 1)  /* factor of the inputs from one step to the next                                 */ \
-  X(size, 1)  /* of inputs                                                                      */ \
-  X(gsize, 1) /* of output gradients                                                            */ \
-  X(dsize, 1) /* of gradients                                                                   */ \
+  X(size, 1)  /* magnitude of inputs */                                                            \
+  X(gsize, 1) /* magnitude of output gradients */                                                  \
+  X(dsize, 1) /* magnitude of gradients */                                                         \
   X(zero, 0)  /* weights begin as zeros                                                         */ \
   X(lr, 0.1)                                                                                       \
   X(momentum, 0)                                                                                   \
@@ -45,21 +45,21 @@ enum { BITS_TEXT = 512, BITS_LAYERS = 12 };
   X(decay, 0)                                                                                      \
   X(nesterov, 0)                                                                                   \
   X(decoupled, 0)                                                                                  \
-  X(along, 0)      /* with values = same: share of g a' in the first layer's gradient           */ \
+  X(along, 0)      /* with values = same: fraction of g a' in the gradient of the first layer */   \
   X(nan_input, -1) /* a NaN in step K, in an array of layer nan_layer                           */ \
   X(nan_outgrad, -1)                                                                               \
   X(nan_grad, -1)                                                                                  \
   X(nan_layer, 0)                                                                                  \
-  X(reset, -1) /* in step K: observe, ng_reset_batch, observe other numbers                     */ \
+  X(reset, -1) /* in step K: observe, call ng_reset_batch, then observe other numbers */           \
   X(miss, -1)  /* the last rank observes nothing in step K                                      */ \
   X(part, -1)  /* the last rank observes the first layer's input only                           */ \
-  X(save, -1)  /* before step K: save, and load the file into new objects ...                   */ \
-  X(reload, 0) /* ... on this number of ranks; 0: the same number                               */
+  X(save, -1)  /* before step K: save, and load the file into new objects */                       \
+  X(reload, 0) /* number of ranks that load this file; 0: the same number as before */
 
 #define BITS_WORDS(X)                                                                              \
   X(linalg, NULL)                                                                                  \
   X(model, "mix")                                                                                  \
-  X(shown, "f32") /* dtype of observations; named so for earlier commits (same_bits.sh)         */ \
+  X(shown, "f32") /* dtype of observations; earlier commits use this name */                       \
   X(grad, "f32")                                                                                   \
   X(weight, "f32")                                                                                 \
   X(layout, "nchw")                                                                                \
@@ -104,12 +104,12 @@ typedef struct bits_layer {
 
 const bits_layer *bits_layers_of(const char *name, int32_t *layers);
 
-/* An array is a function of the step and of these fields. */
+/* The inputs of the function that defines an array; another input is the step. */
 typedef struct bits_array_inputs {
   const bits_case *c;
   const bits_layer *layer;
   int32_t rank;
-  bool is_last; /* the last rank, which has the faults */
+  bool is_last; /* this rank is the last one, which has the faults */
 } bits_array_inputs;
 
 /* A new array: the input or output gradient of layer l in one call, in the dtype of the case. */

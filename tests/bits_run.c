@@ -26,15 +26,18 @@ enum { MOST_OBSERVED = 512 };
 typedef struct rank_run {
   bits_array_inputs source;
   const bits_case *c;
-  const char *path; /* state file, or NULL: loaded if from > 0, else saved after the last step   */
+  /* state file; NULL: no file. The run loads the file if from > 0; otherwise it saves after the last step */
+  const char *path;
   int64_t from, to; /* steps                                                                     */
   int32_t layers;
   bool trace;
   ng_context *ctx;
   ng_precond *p;
   int32_t index[BITS_LAYERS];
-  plane grad[BITS_LAYERS][2], weight[BITS_LAYERS][2]; /* of weight and bias                    */
-  plane observed[MOST_OBSERVED];                      /* arrays of this step */
+  /* gradients and weights of each layer's weight and bias */
+  plane grad[BITS_LAYERS][2], weight[BITS_LAYERS][2];
+  /* the arrays that are observed in this step */
+  plane observed[MOST_OBSERVED];
   int32_t observations;
   uint64_t hash;
 } rank_run;
@@ -146,8 +149,10 @@ static void observe_batches(rank_run *run, int64_t step, int64_t round) {
   for (int64_t m = 0; m < (int64_t)c->micro; m++) {
     ng_batch b;
     ng_batch_init(&b, sizeof b);
-    (void)hash_status(run,
-                      NG_OK); /* for the hashes of earlier commits, which hashed a status here */
+    (void)hash_status(
+        run,
+        /* earlier commits hashed a status here; hash NG_OK, so that hashes stay comparable */
+        NG_OK);
     b.samples = (int64_t)c->samples + (c->even > 0 ? 0 : run->source.rank + m + step % 2);
     b.reduction = c->sum > 0 ? NG_SUM : NG_MEAN;
     b.loss_scale = c->loss_scale;

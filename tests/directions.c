@@ -49,7 +49,7 @@ static char *draw_array(rng *r, ng_dtype t, int64_t n) {
 
 static void draw_arrays(rng *r, item *a, int i, bool doubles) {
   const int64_t cols[] = {1, 9, 144, 512, 577, 513, 2048, 17001};
-  const bool is_flat = i % 5 == 0; /* rows that a device reads 4 elements at once */
+  const bool is_flat = i % 5 == 0; /* in such rows a device reads 4 elements at once */
   a->cols = is_flat ? 512 : cols[rng_below(r, 8)];
   a->rows = rng_between(r, 1, MOST / a->cols < 70 ? MOST / a->cols : 70);
   const int64_t n = a->rows * a->cols;

@@ -34,7 +34,7 @@ static inline void rng_fill(rng *r, float *x, int64_t n) {
     x[i] = (float)rng_value(r);
 }
 
-/* A value that is a function of the indices. */
+/* Return a number that is a function of the indices. */
 static inline double rng_value_at(int64_t a, int64_t b, int64_t c, int64_t i) {
   rng r = {(uint64_t)(((a * 31 + b) * 31 + c) * 1009 + i)};
   (void)rng_next(&r);

@@ -39,20 +39,21 @@ typedef enum number {
 typedef struct run {
   /* input */
   const char *settings;      /* lines of options, ';' between */
-  const char *layer_options; /* of layer `own_layer` */
+  const char *layer_options; /* options of the layer number `own_layer` */
   int32_t own_layer;         /* FC1 or BN */
   int32_t ranks;
   const char *set, *value; /* ng_set before the second step; NULL: none */
   const char *step;        /* "gradient", "sgd", "adamw" */
   bool only_fc1;           /* the weights of the other layers are 0 */
-  double lr, last_lr;      /* of ng_step, and of the last one; 0: 1, lr */
+  /* learning rate of ng_step; learning rate of the last step; 0: default (1; lr) */
+  double lr, last_lr;
   /* output, for each rank */
   struct outcome {
     ng_status st;
     char message[512];
     float P[STEPS][TOTAL], weight[STEPS][TOTAL];
     double nu[STEPS];
-    int64_t quantity[NUMBERS]; /* of the last step, from the reports */
+    int64_t quantity[NUMBERS]; /* numbers of the last step, from the reports */
   } rank[RANKS];
 } run;
 

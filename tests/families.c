@@ -82,7 +82,8 @@ static void predict_rankone_norms(const test_case *s, const ng_options *o, case_
 typedef struct rotated_adam {
   double *Q[CASE_LAYERS][2], *M[CASE_LAYERS], *V[CASE_LAYERS];
   double *C[CASE_LAYERS],
-      *S[CASE_LAYERS]; /* A = S (x) C: their bases, from which Q of A is computed */
+      /* the parts S and C of A = S (x) C: their bases, from which the basis Q of A is computed */
+      *S[CASE_LAYERS];
 } rotated_adam;
 
 static int64_t internal_column(const ng_layer *l, int64_t i) {
@@ -249,7 +250,7 @@ static void predict_rotated_adam(const test_case *s, const ng_options *opt, case
 /* A window that drops its first row at the fourth step. */
 #define WINDOW(more) " window=3 clip=kl kl_clip=0.01 " more
 
-/* Promises of methods that invert vectors, and of methods that invert factors. */
+/* Promises of methods that invert vectors; promises of methods that invert factors. */
 #define INVERSE (LINEAR | SYMMETRIC | IN_GROUPS)
 #define FACTORS (INVERSE | HALVES | FRACTIONS | READS_INPUT | READS_OUTPUT)
 

@@ -59,10 +59,10 @@ enum {
 typedef enum parts { NO_PARTS, ANY_PARTS, EVEN_SUMS, EVEN_MEANS } parts;
 
 typedef struct family {
-  const char *name;    /* in messages */
-  const char *options; /* as fixture_options takes them */
+  const char *name;    /* name of the row in messages */
+  const char *options; /* text of options for fixture_options */
   unsigned promises;
-  parts calls;  /* micro-batches of one rank */
+  parts calls;  /* number of micro-batches of one rank */
   parts shards; /* batches of several ranks */
   /* If a batch contains every sample twice, and the loss is a mean (so g halves), the curvature is divided by
    * `repeat`; 0: no promise.  `knob`: an option with the unit of curvature ("damping") or of its inverse ("radius"). */
@@ -84,7 +84,7 @@ static inline bool has_promise(const variant *v, unsigned p) { return (v->f->pro
 
 typedef struct property {
   const char *name;
-  unsigned promise; /* a row needs these promises */
+  unsigned promise; /* the property runs only for rows that have these promises */
   void (*check)(const variant *v);
 } property;
 

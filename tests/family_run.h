@@ -20,7 +20,8 @@ typedef struct family_entry {
 typedef struct family_model {
   const family_entry *entry;
   int32_t entries, steps, saved; /* saved: the step before which a run saves or loads */
-  void (*adjust)(int32_t entry, float *gradient); /* after a gradient is drawn; NULL: nothing */
+  /* called after a gradient is drawn, and may change it; NULL: no call */
+  void (*adjust)(int32_t entry, float *gradient);
 } family_model;
 
 /* The number of gradients of an entry, a bias after its weight; the gradients of one step. */
@@ -29,26 +30,31 @@ void family_draw_gradients(const family_model *m, int32_t step, int32_t entry, f
 
 typedef struct family_run {
   const family_model *model;
-  const ng_family *const *families; /* to register; the list ends with NULL */
-  const ng_family *extra;           /* one more, which selects its layers first; or NULL */
-  const char *set, *linalg;         /* options "name=value ..." */
+  const ng_family *const *families; /* families to register; the list ends with NULL */
+  /* an additional family, which selects its layers first; NULL: none */
+  const ng_family *extra;
+  const char *set, *linalg; /* options "name=value ..." */
   int32_t ranks;
-  const char *save, *load;     /* save before step model->saved; load, and begin with this step */
-  int32_t bad_step, bad_entry; /* this step has a NaN in this gradient, and is repeated without */
-  ng_status (*before_step)(int32_t rank, ng_precond *p, int32_t step); /* before each ng_step */
-  void (*after_last_step)(int32_t rank, const ng_precond *p);          /* after the last step */
-  void (*place)(ng_block *b, ng_stat *s);                              /* ng_context.place */
+  const char *save, *load; /* save before step model->saved; load, and begin with that step */
+  /* step and entry of a gradient with a NaN; the step is then repeated without the NaN */
+  int32_t bad_step, bad_entry;
+  /* called before each ng_step */
+  ng_status (*before_step)(int32_t rank, ng_precond *p, int32_t step);
+  /* called after the last step */
+  void (*after_last_step)(int32_t rank, const ng_precond *p);
+  void (*place)(ng_block *b, ng_stat *s); /* ng_context.place */
   float out[FAMILY_RANKS][FAMILY_STEPS][FAMILY_ENTRIES]
            [FAMILY_NUMBERS]; /* gradients after a step */
   double clip[FAMILY_RANKS][FAMILY_STEPS];
   ng_status status[FAMILY_RANKS][FAMILY_STEPS];
-  int32_t changed[FAMILY_RANKS]; /* finite gradients that skipped steps wrote */
+  /* number of finite gradient elements that a skipped step changed */
+  int32_t changed[FAMILY_RANKS];
   char message[FAMILY_RANKS][256], family[FAMILY_RANKS][FAMILY_ENTRIES][32];
   ng_layer_report report[FAMILY_RANKS][FAMILY_ENTRIES];
 } family_run;
 
 family_run *family_new_run(const family_model *m, const ng_family *const *families, const char *set,
-                           int32_t ranks); /* with `ref`; free() */
+                           int32_t ranks); /* run with `ref`; the caller frees the result */
 /* Return the worst status of all ranks. */
 ng_status family_train(family_run *run);
 

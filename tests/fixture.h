@@ -18,7 +18,7 @@
 typedef struct fixture {
   ng_context *ctx;
   ng_precond *p;
-  char message[512]; /* of the last failed call; "" if none failed */
+  char message[512]; /* message of the last failed call; "" if no call failed */
 } fixture;
 
 /* The settings of a context; 0, or NULL instead of the struct: the defaults. */
@@ -62,16 +62,17 @@ ng_status fixture_add_entries(fixture *f, const fixture_entry *e, int32_t n, flo
 
 /* An allocator that counts and can fail. */
 typedef struct allocator {
-  int64_t calls, fail_at; /* fail at this call, counted from 1 */
+  int64_t calls, fail_at; /* number of calls; number of the call that fails, counted from 1 */
   int64_t held, most;     /* bytes allocated now; their maximum */
-  int64_t largest, room;  /* limits of bytes of one call, of `held`; 0: none */
+  int64_t largest, room;  /* limits, 0: none: bytes of one call; bytes allocated at one time */
 } allocator;
 ng_context_config allocator_config(allocator *p);
 
 /* Begin a micro-batch with a mean loss.  Observe the input and the output gradient of one layer, unless NULL, and
  * return the worse status. */
 ng_status fixture_begin(fixture *f, int64_t samples);
-ng_status fixture_begin_last(fixture *f, int64_t samples, int32_t last); /* with ng_batch.last */
+/* begin a micro-batch with ng_batch.last */
+ng_status fixture_begin_last(fixture *f, int64_t samples, int32_t last);
 ng_status fixture_observe(fixture *f, int32_t index, const plane *a, const plane *g);
 ng_status fixture_begin_and_observe(fixture *f, int64_t samples, int32_t index, const plane *a,
                                     const plane *g);

@@ -12,7 +12,7 @@
 char test_folder[64];
 
 int make_folder(void **state) {
-  /* in memory if possible: tests write and flush many files */
+  /* in a file system in memory if possible, because tests write and flush many files */
   (void)snprintf(test_folder, sizeof test_folder, "%s/natgrad_test-XXXXXX",
                  access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
   return mkdtemp(test_folder) != NULL ? 0 : -1;

@@ -11,7 +11,8 @@ int make_folder(void **state);
 int remove_empty_folder(void **state);
 int delete_folder(void **state);
 
-const char *in_folder(const char *name); /* its path, valid for the next seven calls */
+/* return the path of the file; it is valid for the next seven calls */
+const char *in_folder(const char *name);
 void write_file(const char *path, const void *bytes, size_t n);
 unsigned char *read_file(const char *path, size_t *n);    /* free() */
 struct ngio_tensors *must_read_tensors(const char *path); /* ngio_tensors_close */

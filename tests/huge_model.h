@@ -23,7 +23,7 @@ static const update in_place = {.name = "ng_step", .lr = 0.1, .in_place = true};
 typedef struct model {
   fixture f;
   rng r;
-  ng_dtype grads, type; /* of gradients, of weights */
+  ng_dtype grads, type; /* dtype of gradients; dtype of weights */
   uint32_t grad[ALL], weight[ALL];
   float a[IN], g[OUT];
 } model;

@@ -5,8 +5,9 @@
 #include "folder.h"
 #include "safetensors.h"
 
-extern char message[512];              /* buffer for every reader and writer */
-void expect_message(const char *part); /* the message is one line with this part */
+extern char message[512]; /* buffer for every reader and writer */
+/* check that the message is one line and contains this text */
+void expect_message(const char *part);
 
 /* The tensors of a reader are consistent, also if the file was damaged. */
 void assert_consistent(const ngio_tensors *f, size_t file_bytes);

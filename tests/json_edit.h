@@ -5,8 +5,8 @@
 #include "json.h"
 
 typedef struct json_edit {
-  const ngio_value *at; /* the value that changes */
-  const char *with;     /* JSON text in its place; NULL: the value is removed */
+  const ngio_value *at; /* the value that is replaced */
+  const char *with;     /* JSON text that replaces the value; NULL: remove the value */
   const char *key;      /* new key of the value, or NULL */
   const char *add;      /* JSON text of a further member or element inside `at`, or NULL */
   const char *add_key;  /* key of the member that `add` adds */

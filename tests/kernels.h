@@ -11,7 +11,7 @@
 static inline ng_queue kernels_queue(int i) {
   return (ng_queue){.backend = test_backend(i / 2), .threads = i % 2 == 0 ? 1 : 3};
 }
-enum { KERNELS_QUEUES = 16 }; /* at most; t_sym checks it */
+enum { KERNELS_QUEUES = 16 }; /* largest number of queues; t_sym checks it */
 #define EACH_QUEUE(q)                                                                              \
   for (int q_ = 0; test_backend(q_ / 2) != NULL; q_++)                                             \
     for (ng_queue q = kernels_queue(q_), *in_ = &q; in_ != NULL; in_ = NULL)
@@ -39,7 +39,7 @@ static inline ng_queue kernels_queue_or_device(int i) {
 #define EACH_QUEUE_AND_DEVICE(q)                                                                   \
   for (int q_ = KERNELS_FIRST; q_ < 0 || test_backend(q_ / 2) != NULL; q_++)                       \
     for (ng_queue q = kernels_queue_or_device(q_), *in_ = &q; in_ != NULL; in_ = NULL)
-/* EACH_QUEUE, then the device. */
+/* Loop over the queues of EACH_QUEUE, and then over the queue of the device. */
 #define EACH_QUEUE_THEN_DEVICE(q)                                                                  \
   for (int q_ = 0, last_ = kernels_last_queue(); q_ <= last_ - KERNELS_FIRST; q_++)                \
     for (ng_queue q = q_ <= last_ ? kernels_queue(q_) : kernels_device(), *in_ = &q; in_ != NULL;  \

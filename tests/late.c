@@ -32,7 +32,7 @@ void late_store_call(void (*work)(ng_queue *q, const void *record), const void *
   waiting++;
 }
 
-/* The backend that does the work of a late queue. */
+/* Return the backend that runs the calls of a late queue. */
 static const ng_backend *under(const ng_queue *q) {
   return ((const late_backend *)(const void *)q->backend)->under;
 }
@@ -173,7 +173,8 @@ static void late_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *sc
     NAMED(solve, BYTES(m->R, count * ng_dtype_size(m->result_dtype)));
     if (m->d != NULL) BYTES(m->d, m->n * (m->result_dtype == NG_F64 ? 8 : 4));
   }
-  for (int64_t i = 0; i < n; i++) { /* last: the loop above reads the structs on these pages */
+  for (int64_t i = 0; i < n; i++) {
+    /* last, because the loop above reads structs that lie on these pages */
     INFO(&copy[i]->accepted);
   }
 }

@@ -13,15 +13,18 @@
 
 /* The suites run on each of these backends: the library's, then more_backends. NULL: there is no backend i. */
 const ng_backend *test_backend(int32_t i);
-extern const ng_backend *const more_backends[]; /* the last one is `late` over `ref`, then NULL */
+/* list of backends that ends with NULL; the last backend is `late` over `ref` */
+extern const ng_backend *const more_backends[];
 
 typedef struct late_backend {
   ng_backend backend; /* the first member */
   const ng_backend *under;
 } late_backend;
-extern const late_backend late_ref;              /* over `ref` */
-late_backend late_over(const ng_backend *under); /* named "late", too */
-int64_t late_waiting(void); /* noted calls that have not run yet, on this thread */
+extern const late_backend late_ref; /* over `ref` */
+/* return a late backend over `under`; its name is also "late" */
+late_backend late_over(const ng_backend *under);
+/* return the number of noted calls of this thread that have not run yet */
+int64_t late_waiting(void);
 
 /* late_memory.c: memory that faults. late_forbid: the bytes fault until this thread calls late_allow. */
 enum { LATE_FAULT = 70 };

@@ -35,7 +35,7 @@ static void drop(const call *x) {
   const call x = {__VA_ARGS__};                                                                    \
   late_store_call(run_##e, &x, sizeof x)
 
-/* What kernels write; scratch and bound arrays are left out. */
+/* Declare the memory that each kernel writes, except scratch and bound arrays. */
 static void wrote_measure_gradients(const ng_measure *m, int64_t n) {
   for (const ng_measure *stop = m + n; m < stop; m++) {
     DOUBLES(m->out, m->t != NULL ? 3 : 2);

@@ -45,8 +45,9 @@ static const char freed;
 static atomic_size_t used;
 static struct sigaction before;
 static _Thread_local char thread;
-static _Thread_local int steps;           /* since the last wait */
-static _Thread_local uintptr_t opened[4]; /* pages to be closed after this instruction */
+static _Thread_local int steps; /* since the last wait */
+/* pages that are accessible for one instruction, and protected again after it */
+static _Thread_local uintptr_t opened[4];
 
 static void lock(void) { pthread_mutex_lock(&mutex); }
 static void unlock(void) { pthread_mutex_unlock(&mutex); }

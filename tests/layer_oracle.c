@@ -90,7 +90,8 @@ static double solve_rank_one(int64_t q, int64_t p, const double *a, const double
     return c;
   }
   int64_t n = q * p;
-  if (n > 256) { /* too large for a dense solve: Sherman-Morrison */
+  if (n > 256) {
+    /* the matrix is too large for a dense solve, so use the formula of Sherman and Morrison */
     double alpha = 0, beta = 0, sum = 0;
     for (int64_t i = 0; i < p; i++)
       alpha += a[i] * a[i];
@@ -175,7 +176,7 @@ void rankone_predict(const test_case *s, const ng_options *opt, case_result *out
 
 /* ---- Adam, Muon ------------------------------------------------------------------------------------*/
 
-/* M and V of one layer, [2, n], before and after step t. */
+/* Update M and V of one layer, [2, n], from their values before step t to their values after it. */
 static void adam_step(const ng_options *o, int32_t t, int64_t n, const double *D, double *M,
                       double *P) {
   const double b1 = o->base.first_decay, b2 = o->base.second_decay;

@@ -49,7 +49,7 @@ void fail_case(const char *what, int line) {
 }
 
 void check_ratio(int kind, const ng_backend *on, double ratio) {
-  if (!(ratio <= limits[kind].limit)) { /* also for NaN */
+  if (!(ratio <= limits[kind].limit)) { /* written so that NaN also fails */
     fail_msg("NG_TEST_SEED=%" PRIu64 ": %s: %s: %s = %.3g, limit %.3g", seed, case_text, on->name,
              limits[kind].what, ratio, limits[kind].limit);
   }

@@ -39,7 +39,7 @@ double uniform(void); /* [-1, 1) */
 
 /* A queue of a backend, with three pieces per loop. */
 ng_queue queue_of(const ng_backend *on);
-/* Run an entry and wait; the second returns its info. */
+/* DO: run an entry and wait. INFO: the same, and return its info. */
 #define DO(q, entry, ...) (ng_linalg(q)->entry((q), __VA_ARGS__), ng_queue_wait(q))
 #define INFO(q, entry, ...)                                                                        \
   (ng_linalg(q)->entry((q), __VA_ARGS__, &left_info), ng_queue_wait(q),                            \
@@ -66,8 +66,9 @@ ng_sym sym_copy(ng_sym s);
 void sym_check(ng_sym s);
 void sym_free(ng_sym s);
 
-double *dense(ng_sym s);                /* element by element through ng_sym_at */
-double *dense_packed(int64_t n, mat m); /* of a matrix of order n in ng_sym order */
+double *dense(ng_sym s); /* element by element through ng_sym_at */
+/* return the full matrix of a matrix of order n in ng_sym order */
+double *dense_packed(int64_t n, mat m);
 double *dense_mat(mat m);
 double frobenius(const double *a, int64_t count);
 double *times(const double *A, const double *B, int64_t m, int64_t k, int64_t n); /* dense A B */

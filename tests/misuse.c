@@ -62,7 +62,7 @@ void destroy_checked(misused *f) {
   ng_context *empty = NULL;
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &empty), NG_OK);
   ng_context_allocated(empty, &bytes, NULL, NULL);
-  assert_int_equal(now, bytes); /* the preconditioner freed all its memory */
+  assert_int_equal(now, bytes); /* the preconditioner has freed all its memory */
   ng_context_destroy(&empty);
   ng_context_destroy(&f->ctx);
   ng_context_destroy(&f->ctx);

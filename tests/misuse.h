@@ -18,13 +18,13 @@ typedef struct misused {
   float a[B * IN], g[B * OUT], dw[OUT * IN], db[OUT], w[OUT * IN], b[OUT], t[5], dt[5];
 } misused;
 
-void fill_arrays(misused *f); /* with their initial numbers */
+void fill_arrays(misused *f); /* fill the arrays with their initial numbers */
 /* `set` is "option=value", or "". */
 void create_model(misused *f, const char *set);
 void bind_all(misused *f);
 void create_ready(misused *f, const char *set); /* create, bind, ng_ready */
 ng_status observe_fc(misused *f);
-void destroy_checked(misused *f); /* check that no memory is left */
+void destroy_checked(misused *f); /* destroy the objects and check that no memory is left */
 
 #define WRONG(call, status, word) fixture_fails(&f.f, call, status, word)
 

@@ -61,7 +61,7 @@ static inline ng_option_info option_info(int32_t i) {
   return info;
 }
 
-/* A valid value that is no method's default. */
+/* Write a valid value that differs from the default of every method. */
 static inline void write_other_value(const ng_option_info *info, char *value, size_t size) {
   const char *bar = strrchr(info->choices, '|');
   const bool lines = strcmp(info->name, "per_layer") == 0;

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 typedef struct made {
-  uint8_t *bytes; /* for free() */
+  uint8_t *bytes; /* allocated bytes of the file, which the caller frees */
   size_t n;
 } made;
 

@@ -14,7 +14,7 @@ static inline int64_t between(int64_t low, int64_t high) {
 }
 double draw_grid_value(void); /* k / 8, |k| <= 15 */
 
-void *new_aligned(int64_t bytes); /* memory that `free` takes; a failure ends the test */
+void *new_aligned(int64_t bytes); /* return memory that free() accepts; a failure ends the test */
 
 /* Orders of the axes of [samples, channels, height, width] in memory; rows may have gaps. */
 typedef enum axis_order { AXES_NCHW, AXES_NHWC, AXES_HNWC, AXES_ANY, AXES_ORDERS } axis_order;

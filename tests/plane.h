@@ -13,7 +13,7 @@ typedef struct plane {
   int64_t rows, cols, row_stride;
   ng_dtype dtype;
   ng_mem mem;
-  plane_order order; /* 0: a matrix; else cols = channels * height * width */
+  plane_order order; /* 0: a matrix; otherwise an image with cols = channels * height * width */
   int64_t channels, height, width;
 } plane;
 

@@ -89,7 +89,7 @@ ng_status ranks_run_on(int32_t n, ng_transport *t, rank_fn fn, void *arg, ng_sta
   for (int32_t r = 0; r < n; r++) {
     job[r] = (rank_job){.rank_group = &c, .t = &t[r], .rank = r};
     if (pthread_create(&job[r].thread, NULL, rank_main, &job[r])) {
-      /* Ranks already started would wait for this one. */
+      /* the ranks that have started would wait for this rank, so end the process */
       fprintf(stderr, "ranks: no thread for rank %d\n", (int)r);
       _Exit(1);
     }
@@ -162,7 +162,8 @@ ng_status ranks_run(int32_t n, rank_fn fn, void *arg, ng_status *per_rank) {
   ng_transport t = {.struct_size = 0};
   MPI_Comm comm;
   if (n > ranks_process_count())
-    fail_msg("ranks: the test needs %d processes, %d were started", (int)n, (int)ranks_process_count());
+    fail_msg("ranks: the test needs %d processes, %d were started", (int)n,
+             (int)ranks_process_count());
   (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   (void)MPI_Comm_split(MPI_COMM_WORLD, rank < n ? 0 : MPI_UNDEFINED, rank, &comm);
   (void)alarm((unsigned)ranks_timeout_seconds());

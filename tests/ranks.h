@@ -38,7 +38,8 @@ int ranks_run_tests(const char *group, const struct CMUnitTest *tests, size_t n)
 enum { RANKS_GRID_MOST = 8 };
 typedef struct ranks_grid {
   int32_t rows, cols;
-  ng_threads *row[RANKS_GRID_MOST], *col[RANKS_GRID_MOST]; /* not over MPI */
+  /* transports of rows and columns; not set over MPI */
+  ng_threads *row[RANKS_GRID_MOST], *col[RANKS_GRID_MOST];
 } ranks_grid;
 ng_status ranks_grid_open(ranks_grid *g, int32_t rows, int32_t cols);
 void ranks_grid_close(ranks_grid *g);

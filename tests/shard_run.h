@@ -31,11 +31,11 @@ typedef struct shard_run {
   bool even;                /* shards as ng_plan_shard defines them */
   uint32_t unsharded;       /* bit r: rank r has no model group and no shards */
   int first_step;           /* step to begin with */
-  const char *save, *parts; /* after step `first_step` + 1: save to this file, in parts */
+  const char *save, *parts; /* after step `first_step` + 1: save to one file, save in parts */
   const char *load,
       *resave; /* before the first step: load the state `load`, save to the file `resave` */
   double (*start)[MOST_WEIGHTS]; /* whole weights to begin with, the bias in the last column */
-  ng_status (*check)(const ng_precond *p, int32_t rank, void *arg); /* after the last step */
+  ng_status (*check)(const ng_precond *p, int32_t rank, void *arg); /* called after the last step */
   void *check_arg;
   int32_t bad_rank;      /* the rank with the fault */
   int32_t fail[2];       /* world, model group: collective that fails on rank `bad_rank` */
@@ -43,7 +43,8 @@ typedef struct shard_run {
   bool alloc_failed;     /* set if the run made that allocation */
   ranks_grid grid;
   double D[STEPS][LAYERS][MOST_WEIGHTS];
-  float out[RANKS][STEPS][LAYERS][MOST_WEIGHTS]; /* shards of P, or weights; then the bias */
+  /* the rank's shards of P, or its weights; then the bias */
+  float out[RANKS][STEPS][LAYERS][MOST_WEIGHTS];
   double nu[RANKS][STEPS];
   ng_status status[RANKS][STEPS], observed[RANKS][STEPS];
   char message[RANKS][512];
@@ -58,7 +59,7 @@ int32_t model_group_of(const shard_run *x, int32_t rank);
 shard shard_of(const shard_run *x, int32_t rank, int i);
 bool has_bias(const shard_run *x, int i);
 int64_t sample_count(int32_t group, int64_t call);
-int64_t position_count(int i); /* of layer i */
+int64_t position_count(int i); /* return the number of positions of layer i */
 double observed_value(int32_t group, int64_t t, int64_t call, int i, bool grad, int64_t k);
 double initial_weight(int i, int64_t k);
 /* Copy a rank's weights or gradients to their place in the whole [out, in (+ 1)], and back; in a shard the bias follows
@@ -66,12 +67,12 @@ double initial_weight(int i, int64_t k);
 void store_shard(const shard_run *x, int32_t rank, int i, const float *from, double *whole);
 void copy_shard(const shard_run *x, int32_t rank, int i, const double *whole, float *to);
 
-bool has_ranks(int32_t ranks); /* over MPI: there are at least so many processes */
+bool has_ranks(int32_t ranks); /* return whether there are that many ranks; over MPI: processes */
 /* Two model groups of two ranks, biases, rows first, no fault. */
 shard_run default_run(const char *options);
 shard_run *new_run(const shard_run *how); /* a copy; free() */
 ng_status train(shard_run *x, ng_status each[RANKS]);
-shard_run *
-trained_run(const shard_run *how); /* new_run and train; fail the test unless that is NG_OK */
+shard_run *trained_run(
+    const shard_run *how); /* call new_run and train; fail the test unless the status is NG_OK */
 
 #endif

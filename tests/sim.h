@@ -9,14 +9,14 @@
 
 /* Changes of the model. */
 enum {
-  SIM_SMALL = 1 << 0,   /* one linear layer and a tensor */
+  SIM_SMALL = 1 << 0,   /* the model has one linear layer and one tensor */
   SIM_RENAMED = 1 << 1, /* "fc1" is called "fc0" */
-  SIM_WIDER = 1 << 2,   /* fc1 has one more input */
+  SIM_WIDER = 1 << 2,   /* layer fc1 has one more input */
   SIM_FEWER = 1 << 3,   /* without the last layer */
-  SIM_MORE = 1 << 4,    /* with one more layer */
+  SIM_MORE = 1 << 4,    /* the model has one more layer */
   SIM_NHWC = 1 << 5,    /* arrays of convolutions are NHWC */
-  SIM_STRIDE = 1 << 6,  /* a convolution has another stride; its weight has the same size */
-  SIM_OWN = 1 << 7      /* fc1 has its own options */
+  SIM_STRIDE = 1 << 6,  /* a convolution has another stride, with a weight of the same size */
+  SIM_OWN = 1 << 7      /* layer fc1 has its own options */
 };
 
 typedef struct sim_setup {
@@ -25,7 +25,7 @@ typedef struct sim_setup {
   const struct ng_backend *backend; /* instead of `linalg` */
   int32_t threads, micro;           /* micro: micro-batches per step; 0: one */
   unsigned vary;                    /* flags of SIM_... */
-  const char *layer_options;        /* of SIM_OWN */
+  const char *layer_options;        /* the own options of fc1, with SIM_OWN */
 } sim_setup;
 
 enum { SIM_LAYERS = 8 };
@@ -39,7 +39,8 @@ typedef struct sim {
   ng_layer layer[SIM_LAYERS]; /* kind 0: a tensor of `in` elements */
   int32_t index[SIM_LAYERS];
   int64_t weights[SIM_LAYERS], biases[SIM_LAYERS]; /* elements */
-  float *grad, *weight;                            /* of all layers, one after the other */
+  /* gradients and weights of all layers, one layer after the other */
+  float *grad, *weight;
   int64_t weight_count;
   float *observation; /* scratch */
   char message[256];
@@ -47,9 +48,9 @@ typedef struct sim {
 
 /* Open, up to ng_ready.  sim_close in any case. */
 ng_status sim_open(sim *s, const sim_setup *how, const ng_transport *t,
-                   const ng_context_config *config /* may be NULL */);
+                   const ng_context_config *config /* configuration of the context; may be NULL */);
 ng_status sim_step(sim *s, int64_t step); /* observe, fresh gradients, the step of options.update */
-ng_status sim_begin(sim *s, int64_t step); /* ng_begin alone */
+ng_status sim_begin(sim *s, int64_t step); /* call ng_begin, without observations */
 void sim_close(sim *s);
 
 /* Hash bytes by FNV-1a, continuing from h. */

@@ -86,8 +86,9 @@ const char *standin_run_kernel(int32_t kernel, standin_order order, int64_t bloc
 enum { STANDIN_FAULT = 71 };
 typedef struct standin_counts {
   int64_t launches, copies, zeros, waits, calls; /* calls: of BLAS and solvers */
-  int64_t bytes;                                 /* of copies */
-  int64_t migrations; /* accesses of the host to managed memory that was on the device */
+  int64_t bytes;                                 /* bytes of all copies */
+  /* number of times that the host accessed managed memory that was on the device */
+  int64_t migrations;
 } standin_counts;
 typedef enum standin_failure {
   STANDIN_NO_FAILURE,

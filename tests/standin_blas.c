@@ -11,7 +11,7 @@ struct dv_blas {
   dv_desk *desk;
 };
 
-/* A call. of: A, B, C, and numbers that potrf, syevd and qr write. */
+/* A noted call of a BLAS function. of: its matrices A, B, C, and the numbers that potrf, syevd and qr write. */
 typedef struct call {
   void (*run)(const struct call *c);
   bool wide;
@@ -217,7 +217,8 @@ static void run_syevd(const call *c) {
       }
     }
   }
-  for (int64_t i = 0; i < n && S != NULL; i++) { /* the smallest of the rest */
+  for (int64_t i = 0; i < n && S != NULL; i++) {
+    /* find the smallest of the remaining eigenvalues */
     int64_t least = -1;
     for (int64_t k = 0; k < n; k++) {
       if (!isnan(V[k * n]) && (least < 0 || S[k * n + k] < S[least * n + least])) least = k;
@@ -378,7 +379,8 @@ const char *dv_trsm(dv_blas *b, bool wide, char side, char uplo, char trans, int
 const char *dv_work_bytes(dv_blas *b, dv_solver what, bool wide, int64_t m, int64_t n,
                           int64_t *bytes) {
   (void)b, (void)what, (void)m;
-  *bytes = n * (wide ? 8 : 4); /* checked below: a call without its work fails */
+  /* each call checks this size, so a call without its own work fails */
+  *bytes = n * (wide ? 8 : 4);
   return NULL;
 }
 static const char *check_work(const void *work, int64_t bytes, int64_t needed) {

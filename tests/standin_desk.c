@@ -26,9 +26,9 @@ typedef struct range {
   struct range *next;
   const dv_desk *desk;
   char *map, *at;
-  size_t bytes; /* of the map, without the page behind it */
+  size_t bytes; /* size of the mapping, without the protected page behind it */
   memory_kind kind;
-  bool is_open; /* to the host */
+  bool is_open; /* the host can access the memory */
 } range;
 
 typedef struct work {
@@ -36,7 +36,7 @@ typedef struct work {
   int32_t kernel, threads; /* kernel < 0: a call, a copy, or without `from` zeros */
   int64_t blocks;
   char arg[MOST_ARGS * PLACE];
-  void (*call)(const void *args); /* of `copy` */
+  void (*call)(const void *args); /* function and arguments; the arguments are in `copy` */
   char *to, *copy;
   const char *from;
   size_t bytes;
@@ -175,7 +175,7 @@ static bool has_kind(const void *at, memory_kind kind) {
 }
 bool dv_can_access(dv_desk *d, const void *at) {
   (void)d, (void)at;
-  return true; /* also memory of tests */
+  return true; /* also true for memory that a test has allocated itself */
 }
 bool dv_is_shared(dv_desk *d, const void *at) {
   (void)d;

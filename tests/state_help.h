@@ -34,13 +34,15 @@ void assert_untouched(sim *s, const sim_setup *how, int64_t at);
 /* What each rank does: take steps, load a state, save the state. The rank returns the status of its last call. */
 typedef struct transfer {
   const sim_setup *how; /* NULL: spread */
-  int32_t steps; /* taken before the load */
-  const char *load, *one, *parts; /* load this file; save to one file; save in parts; NULL: skip */
-  const char *last_part;          /* the last rank saves its part here */
-  const char *says; /* the load fails on every rank with a message that contains this text */
-  int32_t wrong_refusal[8]; /* a rank did not get this message, or changed */
+  int32_t steps;        /* taken before the load */
+  /* files: load from `load`; save to one file; save in parts; NULL: skip this */
+  const char *load, *one, *parts;
+  const char *last_part; /* file of the last rank's part */
+  /* not NULL: the load fails on every rank, with a message that contains this text */
+  const char *says;
+  int32_t wrong_refusal[8]; /* 1 if the rank got another status or message */
   int32_t changed[8];       /* the refused load changed the rank */
-  char message[512];        /* of rank 0 */
+  char message[512];        /* message on rank 0 */
 } transfer;
 
 /* `arg` is a transfer.  Assert nothing. */

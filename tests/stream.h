@@ -12,8 +12,8 @@ typedef struct stream {
   int64_t n, at;        /* bytes written, bytes read */
   int64_t piece;        /* largest read; 0: any */
   int64_t calls;
-  int64_t fail_at; /* this call, counted from 1, transfers nothing ... */
-  int64_t says;    /* ... and returns this value */
+  int64_t fail_at; /* number of the call, counted from 1, that transfers nothing */
+  int64_t says;    /* value that this call returns */
   int64_t endless; /* 1: reads after the end return zeros */
 } stream;
 

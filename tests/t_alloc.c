@@ -24,7 +24,8 @@ static struct {
   _Atomic int64_t calls; /* counted by two threads */
   int64_t fail_at;       /* 0: none */
   bool for_ever;
-  _Atomic int64_t blocks, bytes; /* in use; bytes: of the context's allocator only */
+  /* number of blocks in use; bytes in use from the context's allocator */
+  _Atomic int64_t blocks, bytes;
 } mem;
 
 static bool is_failing_call(void) {
@@ -80,7 +81,8 @@ void __wrap_free(void *ptr) {
 static void *alloc_counted(void *user, size_t bytes) {
   void *ptr = NULL;
   if (is_failing_call() || __real_posix_memalign(&ptr, 64, bytes) != 0) return NULL;
-  memset(ptr, 0xa5, bytes < 4096 ? bytes : 4096); /* not zeros */
+  /* fill new memory, so that code that expects zeros fails */
+  memset(ptr, 0xa5, bytes < 4096 ? bytes : 4096);
   mem.bytes += (int64_t)bytes;
   return count_block(ptr);
 }

@@ -343,7 +343,7 @@ static void initialisers_fill_the_given_size(void **state) {
   assert_int_equal(config.log_level, NG_LOG_WARN);
   ng_adamw how;
   ng_adamw_init(&how, sizeof how);
-  assert_true(how.lr != how.lr); /* NaN: the caller must set it */
+  assert_true(how.lr != how.lr); /* lr is NaN, because the caller must set it */
   assert_true(how.beta1 == 0.9 && how.beta2 == 0.999 && how.eps == 1e-8);
   ng_batch batch;
   ng_batch_init(&batch, sizeof batch);

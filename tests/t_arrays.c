@@ -31,7 +31,7 @@ static const struct slot {
 /* A layout: the axes from the innermost, and a gap. */
 typedef struct layout {
   const char *name;
-  int two[2], three[3], four[4]; /* parameters by their number of axes */
+  int two[2], three[3], four[4]; /* indices of the parameters with two, three and four axes */
   int64_t gap;
   ng_dtype grads, weights;
 } layout;

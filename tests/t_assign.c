@@ -82,7 +82,8 @@ static void owners_match_examples_of_kaisa(void **state) {
   static const struct {
     double cost[2][MOST_TASKS]; /* 0: no further task */
     int32_t W, m;
-    int together; /* 1: A and G on one rank; 0: on two ranks; 2: both cases */
+    /* 1: A and G on one rank; 0: on two ranks; 2: the result is the same in both cases */
+    int together;
     const char *owner[2];
   } row[] = {
       {{{1, 1}, {1, 1}}, 1, 1, 2, {"00", "00"}},
@@ -186,7 +187,8 @@ static void owners_of_a_resnet50_match_kaisa(void **state) {
  * A of layer k is on rank 2 k mod W, G on the next rank; with several columns both are in one column. */
 static void round_robin_gives_blocks_in_turn(void **state) {
   static const double one[2] = {5, 3};
-  model mixed = {0}; /* a block without tasks takes its turn, too: it uses up a rank */
+  /* round-robin also assigns a block without tasks, so this block uses up a rank */
+  model mixed = {0};
   for (int i = 0; i < 3; i++)
     add_block(&mixed, "layer", i == 1 ? 0 : 2, one, 0);
   assign_owners(&mixed, NG_PLACEMENT_ROUND_ROBIN, 4, 4, false);
@@ -230,7 +232,7 @@ static void spngd_assigns_equal_runs_by_name(void **state) {
   static const char *const name[7] = {"g", "b", "a", "f", "c", "e", "d"};
   static const struct {
     int32_t W;
-    const char *owner; /* of blocks a, b, c, ... */
+    const char *owner; /* owner of each block a, b, c, ..., as text */
   } row[] = {{1, "0000000"}, {2, "0000111"}, {3, "0001122"},
              {4, "0011223"}, {7, "0123456"}, {8, "0123456"}};
   static const double one[2] = {5, 3};
@@ -364,7 +366,8 @@ static void draw_model(rng *r, model *m) {
     const int tasks = (int)(rng_below(r, 8) == 0 ? rng_below(r, 4) : 2);
     for (int k = 0; k < tasks; k++) {
       const double n = (double)rng_between(r, 1, kind == 0 ? 8 : kind == 1 ? 4608 : 64);
-      cost[k] = kind == 2 ? rng_real(r) : n * n * n; /* whole numbers, or real ones */
+      /* integer costs in some cases, real costs in others */
+      cost[k] = kind == 2 ? rng_real(r) : n * n * n;
     }
     add_block(m, "layer", tasks, cost, rng_below(r, 4) == 0 ? 0 : rng_real(r) * 1e9);
   }

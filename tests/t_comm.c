@@ -224,7 +224,8 @@ static void no_message_exceeds_the_limit(void **state) {
 /* After all ranks have posted, rank 0 calls ng_comm_test until the sum is complete on all ranks; each call sums a
  * chunk. Transports without `test` compute the sum in wait or in start. */
 static ng_status sum_by_tests(ng_comm *c, const ng_transport *t, const comm_case *how) {
-  enum { CHUNKS = 5, MANY = CHUNKS << 15 }; /* of threads.c */
+  /* number of chunks; number of elements of these chunks (CHUNK of threads.c) */
+  enum { CHUNKS = 5, MANY = CHUNKS << 15 };
   static _Thread_local float x[MANY];
   const ng_group world = ng_group_world(c);
   const bool can = how->which != SELF && t->test != NULL && c->size > 1 && how->piece == 0;
@@ -243,7 +244,8 @@ static ng_status sum_by_tests(ng_comm *c, const ng_transport *t, const comm_case
   }
   NEED(c->rank != 0 || !can || !exact || asked == CHUNKS); /* no other rank summed a chunk */
   DO(ng_comm_sum(c, &world, &word, 1, NG_F64));
-  DO(ng_comm_test(c, &q)); /* on rank 0 a second time: no effect */
+  /* rank 0 tests the complete request a second time, which has no effect */
+  DO(ng_comm_test(c, &q));
   NEED(!can || q.done || (!exact && c->rank != 0));
   if (!can || !q.done) DO(ng_comm_wait(c, &q));
   for (int64_t i = 0; i < many; i++)

@@ -221,7 +221,7 @@ static ng_status check_invalid_call(ng_comm *c, const ng_transport *t, const com
   if (t->rank == 1) {
     if (wrong == 0) k.kind = (ng_coll_kind)5;
     if (wrong == 1) k.kind = (ng_coll_kind)0;
-    if (wrong == 2) k.dtype = NG_U8; /* no sum of this type */
+    if (wrong == 2) k.dtype = NG_U8; /* there are no sums of u8 */
     if (wrong == 3) k.dtype = (ng_dtype)99;
     if (wrong == 4) k.count = -1;
     if (wrong == 5) k.kind = NG_BROADCAST, k.root = t->size;
@@ -230,8 +230,10 @@ static ng_status check_invalid_call(ng_comm *c, const ng_transport *t, const com
     if (wrong == 8) k.mem = NG_DEVICE, want = NG_ERR_ABSENT;
   }
   if (t->rank == 1 && wrong >= 9) {
-    st = wrong == 9    ? t->group_create(t->user, list, 2, &made)     /* not ascending */
-         : wrong == 10 ? t->group_create(t->user, list + 1, 2, &made) /* no such rank  */
+    /* case 9: the ranks are not ascending */
+    st = wrong == 9 ? t->group_create(t->user, list, 2, &made)
+         : wrong == 10
+             ? t->group_create(t->user, list + 1, 2, &made) /* case 10: a rank does not exist */
          : wrong == 11 ? t->group_create(t->user, list, 0, &made)
                        : t->wait(t->user, NULL);
   } else {
@@ -261,7 +263,7 @@ static ng_status call_foreign_group(ng_comm *c, const ng_transport *t, const com
   DO(t->group_create(t->user, list, 2, &made));
   NEED((made != NULL) == (t->rank < 2));
   if (t->rank == 0) *shared = made;
-  DO(t->run(t->user, &k)); /* rank 2 has returned from its call */
+  DO(t->run(t->user, &k)); /* rank 2 has already returned from its call */
   if (t->rank == 2) {
     k.group = *shared;
     NEED(t->run(t->user, &k) == NG_ERR_ARG);
@@ -291,7 +293,7 @@ static ng_status abort_while_others_wait(ng_comm *c, const ng_transport *t, cons
   if (grouped) DO(ng_group_create(c, pair, 2, &g));
   ng_status st = NG_OK;
   if (c->rank == 0) {
-    struct timespec nap = {0, 20000000}; /* so that the others are likely to wait */
+    struct timespec nap = {0, 20000000}; /* sleep, so that the other ranks are likely to wait */
     nanosleep(&nap, NULL);
     t->abort(t->user);
     t->abort(t->user); /* a second abort has no effect */

@@ -103,10 +103,12 @@ static void best_point_has_the_best_score(void **state) {
                        make_run(2, low, good),
                        make_run(2, low, good),
                        {.diverged = true}};
-  assert_int_equal(compare_choose_point(r, 5, 1, false), 2); /* score, then loss, then order */
+  /* points are compared by score, then by loss, then by their order */
+  assert_int_equal(compare_choose_point(r, 5, 1, false), 2);
   assert_int_equal(compare_choose_point(r, 2, 1, false), 1);
-  assert_int_equal(compare_choose_point(r, 2, 1, true), 0); /* by the smallest validation loss */
-  r[2].diverged = r[3].diverged = true;                     /* a diverged run is never the best */
+  /* `true`: the smallest validation loss decides */
+  assert_int_equal(compare_choose_point(r, 2, 1, true), 0);
+  r[2].diverged = r[3].diverged = true; /* a diverged run is never the best */
   assert_int_equal(compare_choose_point(r, 5, 1, false), 1);
   assert_int_equal(compare_choose_point(r + 2, 3, 1, false), 0);
   for (int i = 0; i < 5; i++)
@@ -119,11 +121,13 @@ static void best_point_has_the_best_mean(void **state) {
   train_result r[4] = {make_run(2, loss, high), make_run(2, loss, low), make_run(2, loss, even),
                        make_run(2, loss, even)};
   assert_int_equal(compare_choose_point(r, 2, 2, false), 1); /* 0.75 and 0.8 */
-  r[2].diverged = true;                                      /* one of the two runs of point 1 */
+  /* one of the two runs of point 1 has diverged */
+  r[2].diverged = true;
   assert_int_equal(compare_choose_point(r, 2, 2, false), 0);
-  r[0].diverged = r[1].diverged = true; /* points are ranked by runs that did not diverge first */
+  /* all runs of point 0 have diverged, so point 1 with one good run comes first */
+  r[0].diverged = r[1].diverged = true;
   assert_int_equal(compare_choose_point(r, 2, 2, false), 1);
-  r[0].diverged = false; /* point 0 scores 0.9, of its run that did not diverge */
+  r[0].diverged = false; /* the score of point 0 is 0.9, from its only run that did not diverge */
   assert_int_equal(compare_choose_point(r, 2, 2, false), 0);
   for (int i = 0; i < 4; i++)
     train_result_free(&r[i]);

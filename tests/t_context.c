@@ -123,7 +123,7 @@ static void cuda_is_opened_at_run_time(void **state) {
     if (strstr(why, bad[i].why) == NULL) fail_msg("%s, expected %s", why, bad[i].why);
   }
   c.linalg = "cuda:0";
-  c.queue = &c; /* a stream, which the stand-in ignores */
+  c.queue = &c; /* any address will do as stream, because the stand-in ignores it */
   assert_int_equal(setenv("NG_CUDA_LIBRARY", NG_TEST_CUDA_LIBRARY, 1), 0);
   assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_OK);
   assert_string_equal(ctx->queue->backend->name, "cuda");
@@ -203,8 +203,8 @@ static void unknown_variables_are_logged_with_the_nearest_name(void **state) {
       "2 environment: NG_ZZZZZZZZ is set, and nothing reads it\n",
       "2 environment: NG_ is set, and nothing reads it\n",
       "2 environment: NG_A_NAME_THAT_GOES_ON_"};
-  const log_lines before =
-      collect_log_lines(NULL, 0, NG_LOG_WARN); /* of variables that were set before the test */
+  const log_lines before = collect_log_lines(
+      NULL, 0, NG_LOG_WARN); /* discard lines about variables that were set before the test */
   log_lines h = collect_log_lines(known, 7, NG_LOG_WARN);
   assert_int_equal(h.lines, before.lines);
   h = collect_log_lines(unknown, 7, NG_LOG_WARN);

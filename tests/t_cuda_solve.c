@@ -143,7 +143,8 @@ static void wrong_results_are_refused(void **arg) {
       /* Column 1 has the largest entry of the inverse and the smallest one of L; the others are as before. */
       {NG_RESULT_INVERSE, 'I', WORST_COLUMN, {4, 1, 2, 3}},
       {NG_RESULT_CHOLESKY, 'F', WORST_COLUMN, {4, 1, 2, 3}},
-      {NG_RESULT_INVERSE, 'I', OTHER_SIGN, {4, 1, 2, 3}}, /* column 0 is not checked otherwise */
+      /* the corrupted column 0 is not the one whose residual is checked */
+      {NG_RESULT_INVERSE, 'I', OTHER_SIGN, {4, 1, 2, 3}},
       {NG_RESULT_INVERSE, 'I', OTHER_NAN, {4, 1, 2, 3}},
       {NG_RESULT_CHOLESKY, 'F', OTHER_SIGN, {4, 1, 2, 3}},
       {NG_RESULT_CHOLESKY, 'F', NOTHING, {4, 1, -2, 3}}, /* info */
@@ -193,7 +194,7 @@ static void wrong_diagonals_are_refused(void **arg) {
     ng_matrix m = {.form = NG_FORM_DIAGONAL,
                    .result = i % 2 == 0 ? NG_RESULT_INVERSE : NG_RESULT_ROOT,
                    .n = 3,
-                   .p = i / 2 == 3 ? 0.1 : 1.0, /* the last one: 2^250 */
+                   .p = i / 2 == 3 ? 0.1 : 1.0, /* the last value is 2^250 */
                    .F = F,
                    .damping = 0.5,
                    .scale = 1.0,

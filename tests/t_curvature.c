@@ -114,7 +114,7 @@ static void check_power(ng_curvature *c, const ng_factors *f, double *const *den
       dense_product(false, false, N, 1, N, M, x + k * all + g * N, want + k * all + g * N);
   }
   assert_int_equal(ng_curvature_apply(c, how, x, 3, out), NG_OK);
-  assert_int_equal(ng_curvature_apply(c, how, x, 3, x), NG_OK); /* in place */
+  assert_int_equal(ng_curvature_apply(c, how, x, 3, x), NG_OK); /* apply in place */
   assert_memory_equal(x, out, (size_t)(3 * all) * sizeof *x);
   assert_int_equal(ng_curvature_diagonal(c, how, diagonal), NG_OK);
   assert_int_equal(ng_curvature_measure(c, how, &trace, &logdet), NG_OK);
@@ -337,7 +337,8 @@ static void check_layer(const layer_case *l, const char *linalg, rng *r) {
   assert_int_equal(ng_bind_grad(f.p, 0, NG_WEIGHT, &weight), NG_OK);
   if (l->bias) assert_int_equal(ng_bind_grad(f.p, 0, NG_BIAS, &b), NG_OK);
   ng_factors F = {.struct_size = sizeof F};
-  assert_int_equal(ng_factors_read(f.p, 0, &F), NG_ERR_STATE); /* before ng_ready */
+  /* before ng_ready there are no factors */
+  assert_int_equal(ng_factors_read(f.p, 0, &F), NG_ERR_STATE);
   assert_int_equal(ng_ready(f.p), NG_OK);
   assert_int_equal(ng_factors_read(f.p, 0, &F), NG_OK);
   F.left = left;

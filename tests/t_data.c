@@ -360,7 +360,8 @@ static void texts_are_read(void **state) {
       assert_true(x[i] == (float)want[at] && y[i] == want[at + 1]);
     }
   }
-  assert_int_equal(data_compute_crc(&d), crc); /* also after validation samples are held out */
+  /* the checksum stays when validation samples are held out */
+  assert_int_equal(data_compute_crc(&d), crc);
   data_close(&d);
   text[SAMPLES * CONTEXT] = text[SAMPLES * CONTEXT] == 'a' ? 'b' : 'a'; /* the last label */
   put_file("text", text, COUNT);
@@ -441,7 +442,8 @@ static void augmentation_depends_on_sample_and_epoch(void **state) {
     data_fill_batch(&d, &d.train, &one, 0, 1, &how, again, &z);
     assert_memory_equal(again, x + 17 * PER, sizeof again);
   }
-  assert_true(mirrored > 90 && mirrored < 150 && last > 20); /* of 240: 120 and 50 expected */
+  /* of 240 samples, 120 mirrored and 50 at the last offset are expected */
+  assert_true(mirrored > 90 && mirrored < 150 && last > 20);
   data_close(&d);
 }
 

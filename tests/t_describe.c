@@ -88,7 +88,8 @@ static void structs_of_unknown_size_are_refused(void **state) {
 static void sizes_that_overflow_are_refused(void **state) {
   static const struct {
     int64_t in, out, kernel, stride, padding, dilation, image;
-    const char *word; /* NULL: registration may succeed, and then ng_ready may fail */
+    /* part of the message; NULL: the registration may succeed, and ng_ready may fail */
+    const char *word;
   } size[] = {
       {INT64_C(1) << 30, 4, INT64_C(1) << 17, 1, 0, 1, INT64_C(1) << 20, "in/groups * kernel"},
       {INT64_C(1) << 30, 4, INT64_C(1) << 34, 1, 0, 1, 8, "kernel[0]"},
@@ -192,7 +193,7 @@ static void invalid_tokens_are_refused(void **state) {
   const int64_t shape[3] = {2, 1, 2};
   ng_layer l = layer_of(NG_EMBEDDING, "words", 5, 2);
   const plane grad = plane_of(d, 5, 2, NG_F32);
-  /* also tokens of samples that stat_batch excludes from A */
+  /* tokens are also checked in samples that stat_batch excludes from A */
   fixture_ok(&f, fixture_open(&f, "method=natgrad stat_batch=1", NULL));
   fixture_ok(&f, ng_add_layer(f.p, &l, NULL));
   fixture_ok(&f, plane_bind_grad(f.p, 0, NG_WEIGHT, &grad));

@@ -99,7 +99,7 @@ static void a_full_disk_is_an_error(void **state) {
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
   int rc = log_write_step(l, 1, 1, (const train_number[]){{"lr", 0.1}, {"train_loss", 0.4}}, 2, &t);
   if (rc == CLI_OK) rc = log_flush(l, &bytes, &crc);
-  (void)setrlimit(RLIMIT_FSIZE, &was); /* before other output goes to a file */
+  (void)setrlimit(RLIMIT_FSIZE, &was); /* restore the limit before other output goes to a file */
   (void)signal(SIGXFSZ, handler);
   log_close_quietly(&l);
   (void)captured_stderr();

@@ -76,7 +76,7 @@ static void eigen_decomposes(void **arg) {
     check_decomposition(on, s, NULL);
     CASE("eigen tiny n = %" PRId64, n);
     for (int64_t i = 0; i < ng_sym_count(n); i++) {
-      s.a[i] *= 1e-30f; /* its squares are 0 in float */
+      s.a[i] *= 1e-30f; /* the squares of its elements underflow to 0 in f32 */
     }
     check_decomposition(on, s, NULL);
     CASE("eigen zero n = %" PRId64, n);

@@ -139,7 +139,7 @@ static void invalid_observations_are_refused(void **state) {
 static void check_skipped(int where, float value) {
   misused f;
   create_ready(&f, "");
-  assert_int_equal(observe_fc(&f), NG_OK); /* a step that counts */
+  assert_int_equal(observe_fc(&f), NG_OK); /* this step counts */
   assert_int_equal(ng_step(f.p, 0.1), NG_OK);
   fill_arrays(&f);
   if (where == 0) f.a[5] = value;
@@ -289,7 +289,8 @@ static void invalid_values_of_ng_set_change_nothing(void **state) {
   assert_int_equal(ng_get(f.p, "damping", value, sizeof value), NG_OK);
   assert_true(strtod(value, NULL) == 0.5); /* nothing changed */
   assert_int_equal(ng_get(f.p, "nothing", value, sizeof value), NG_ERR_ARG);
-  assert_int_equal(ng_get(f.p, "damping", value, 2), NG_ERR_ARG); /* the buffer is too small */
+  /* the buffer is too small for the value */
+  assert_int_equal(ng_get(f.p, "damping", value, 2), NG_ERR_ARG);
   destroy_checked(&f);
 }
 
@@ -327,7 +328,7 @@ static void reports_describe_the_last_step(void **state) {
     assert_int_equal(ng_report_station(f.p, i, &s), NG_OK);
     /* no family here reads gradients, and update_ranks is all */
     assert_int_equal(s.runs, strstr("gradients weights", s.name) == NULL);
-    assert_int_equal(s.total_bytes, 0); /* one rank sends nothing */
+    assert_int_equal(s.total_bytes, 0); /* a single rank sends nothing */
   }
   assert_int_equal(ng_report_station(f.p, r.stations, &s), NG_ERR_ARG);
   assert_string_equal(l.name, "fc");

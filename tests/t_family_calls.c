@@ -220,7 +220,8 @@ static ng_status count_solve(ng_block *b, ng_solve_phase phase) {
 
 static void solve_period_applies_to_families_with_the_trait(void **state) {
   static const uint32_t traits[] = {0, NG_TRAIT_SOLVES};
-  static const int32_t solves[] = {STEPS, 1}; /* of a block; the default period exceeds STEPS */
+  /* expected solves of a block: in every step, or once, because the default period exceeds STEPS */
+  static const int32_t solves[] = {STEPS, 1};
   ng_family periodic = toy_diagonal;
   periodic.solve = count_solve;
   for (int k = 0; k < 2; k++) {

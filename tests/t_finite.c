@@ -163,7 +163,7 @@ static ng_status run_random_steps(int32_t rank, ng_transport *t, void *arg) {
                   ng_status_name(st), ng_last_error(m.f.ctx),
                   is_all_finite(&m) ? "finite" : "not finite");
     st = NG_ERR_STATE;
-    if (t != NULL) t->abort(t->user); /* so that no rank waits for this rank */
+    if (t != NULL) t->abort(t->user); /* abort, so that no rank waits for this rank */
   }
   fixture_close(&m.f);
   return st < NG_OK ? st : NG_OK;
@@ -207,7 +207,7 @@ static void step_enlarged(const char *options, float a, float g, bool taken) {
   for (int i = 0; i < 2; i++)
     assert_int_equal(observe_and_step(&m, &in_place), NG_OK);
   copy_averages(&m, before, sizeof before);
-  m.a[0] *= 1.5f; /* so that the folded statistic changes */
+  m.a[0] *= 1.5f; /* change the input, so that the folded statistic changes */
   m.g[0] *= 1.5f;
   m.a[2] *= a;
   m.g[1] *= g;

@@ -20,11 +20,12 @@ typedef struct norm_case {
   kind kind;
   ng_norm_input input;
   int32_t ranks;
-  float huge;   /* an element of g in step HUGE_STEP, on the last rank */
-  int calls;    /* micro-batches of a step */
-  bool refused; /* step HUGE_STEP must be skipped; otherwise 2x2 blocks may become singular */
+  float huge; /* an element of g in step HUGE_STEP, on the last rank */
+  int calls;  /* micro-batches of a step */
+  /* true: step HUGE_STEP must be skipped; false: it may count, and 2x2 blocks may become singular */
+  bool refused;
   char options[160];
-  ng_status status[RANKS];        /* of step HUGE_STEP */
+  ng_status status[RANKS];        /* status of step HUGE_STEP on each rank */
   char message[RANKS][200];       /* the fault; "" if there is none */
   float D[STEPS][VOCABULARY * C]; /* gradients, the same in all steps */
 } norm_case;

@@ -90,7 +90,7 @@ static void check_solutions(int64_t m, int64_t d, double damping, const int64_t 
   ng_fisher *f = new_fisher(g, m, d, d, damping, end, blocks);
   assert_int_equal(ng_fisher_diagonal(f, diagonal), NG_OK);
   memcpy(out, x, sizeof out);
-  assert_int_equal(ng_fisher_solve(f, out, out), NG_OK); /* in place */
+  assert_int_equal(ng_fisher_solve(f, out, out), NG_OK); /* solve in place */
   const double cond = 1.0 + norm2 / (damping * (double)m);
   const double tolerance = 8.0 * (double)d * 2.2e-16 * cond;
   long double most = 0.0L, most_out = 0.0L, off = 0.0L, off_out = 0.0L;
@@ -130,7 +130,8 @@ static void solutions_match_the_published_recursion(void **state) {
   const double damping = 0.01;
   for (int64_t r = 0; r < M; r++) {
     for (int64_t i = 0; i < D + 5; i++) {
-      g[r * (D + 5) + i] = i < D ? (float)wave_at(0.3 + 0.9 * (double)r, i) : NAN; /* never read */
+      /* NaN in elements that the library must not read */
+      g[r * (D + 5) + i] = i < D ? (float)wave_at(0.3 + 0.9 * (double)r, i) : NAN;
     }
   }
   for (int64_t i = 0; i < D; i++) {

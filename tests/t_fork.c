@@ -178,7 +178,7 @@ static void a_child_may_only_destroy_its_copies(void **state) {
 /* A grid of two by two ranks; the child must not destroy its groups, which the ranks still use. */
 typedef struct fork_run {
   pid_t child;
-  void (*destroy)(void *user, void *group); /* of the transport */
+  void (*destroy)(void *user, void *group); /* the original function of the transport */
   float w[RANKS][OUT * IN];
 } fork_run;
 
@@ -200,7 +200,7 @@ static ng_status run_rank(int32_t rank, ng_transport *t, void *arg) {
                             &(fixture_how){.linalg = "ref", .threads = 1, .transport = &mine});
   for (int s = 0; s < STEPS && st == NG_OK; s++) {
     if (rank == 0 && s == 1) {
-      (void)usleep(50000); /* until the other ranks wait in their step */
+      (void)usleep(50000); /* wait until the other ranks wait in their step */
       all->child = fork();
       if (all->child == 0) {
         (void)alarm((unsigned)ranks_timeout_seconds());

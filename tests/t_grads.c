@@ -120,9 +120,9 @@ static const struct {
   int messages, before_first;
   int64_t count[PARAMS];
 } cut_at[] = {
-    {0.0, 6, 4, {3, 33, 11, 121, 11, 77}},      /* one parameter per message     */
+    {0.0, 6, 4, {3, 33, 11, 121, 11, 77}},      /* cap 0: one parameter per message */
     {4.0 * 36, 5, 3, {36, 11, 121, 11, 77}},    /* exactly weight and bias       */
-    {4.0 * 35, 6, 4, {3, 33, 11, 121, 11, 77}}, /* ... and one element less      */
+    {4.0 * 35, 6, 4, {3, 33, 11, 121, 11, 77}}, /* one element too few for weight and bias */
     {4.0 * 168, 2, 1, {168, 88}},
     {1e9, 1, 0, {WEIGHTS}},
 };
@@ -159,7 +159,8 @@ typedef struct training_runs {
   settings s;
   data_set d;
   tap_way wire;
-  int64_t fail_at, calls; /* on the last rank */
+  /* on the last rank: number of the call that fails; number of calls so far */
+  int64_t fail_at, calls;
   int rc[RANKS];
   bool diverged[RANKS];
   int64_t steps[RANKS];
@@ -238,7 +239,7 @@ static void a_diverging_rank_ends_all_ranks(void **state) {
     for (int32_t sample = 0; sample < 36; sample += 11) {
       training_runs l;
       begin_runs(&l, method[m], "2");
-      must_set(&l.s, "epochs", "1"); /* all of them */
+      must_set(&l.s, "epochs", "1"); /* one epoch, so all samples are used */
       ((float *)(uintptr_t)l.d.train.reals)[6 * sample] = NAN;
       capture_stderr();
       const ng_status st = ranks_run(RANKS, train_rank, &l, NULL);

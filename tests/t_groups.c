@@ -36,7 +36,7 @@ typedef struct model {
   ng_dtype grads, weights;
   int64_t pad; /* between rows of weights, NaN */
   void *grad[SLOTS], *weight[SLOTS];
-  void *memory; /* all gradients, then all weights */
+  void *memory; /* one allocation: all gradients, then all weights */
 } model;
 
 static int64_t weight_count(const model *m, int k) { return m->s->rows[k] * m->s->cols[k]; }
@@ -217,7 +217,7 @@ static void check_formula(const update_case *c) {
         if (how.adamw) {
           oracle_update_adamw(&how.adam[g], t, 1, &d, &w[k][i], &v[k][i], &s[k][i]);
         } else {
-          ng_sgd used = *sgd; /* keep (w - lr u) */
+          ng_sgd used = *sgd; /* decay_after: w <- keep (w - lr u) */
           if (c->decay_after && sgd->decoupled) used.weight_decay = 0;
           oracle_update_sgd(&used, t, 1, &d, &w[k][i], &v[k][i]);
           w[k][i] *= keep;

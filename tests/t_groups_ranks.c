@@ -18,7 +18,8 @@ static const fixture_entry entries[] = {
 
 typedef struct model {
   fixture f;
-  float grad[NUMBERS], weight[NUMBERS]; /* of fc1, the bias of fc1, fc2, ... */
+  /* gradients and weights: weight of fc1, bias of fc1, fc2, ... */
+  float grad[NUMBERS], weight[NUMBERS];
 } model;
 
 static ng_status model_open(model *m, const char *set, const ng_transport *t) {
@@ -193,7 +194,7 @@ static void invalid_group_numbers_are_refused(void **state) {
 enum { RANKS = 3, ODD = 1 };
 
 typedef struct job {
-  const mistake *mistake; /* of rank ODD; NULL: none */
+  const mistake *mistake; /* mistake of rank ODD; NULL: none */
   ng_status first[RANKS], last[RANKS];
   double nu[RANKS];
   char message[RANKS][256];

@@ -151,7 +151,7 @@ static void compare_one_element(const update *by, ng_dtype type, double size, in
 static void a_huge_element_keeps_its_value(void **state) {
   for (int i = 0; i < UPDATES * 3 * SIZES; i++) {
     const update *by = &updates[i / (3 * SIZES)];
-    if (by->lr > 1e5) continue; /* or every element would overflow */
+    if (by->lr > 1e5) continue; /* with a larger lr every element would overflow */
     compare_one_element(by, types[i / SIZES % 3], sizes[i % SIZES], 1, false);
     if (i % 2 == 0)
       compare_one_element(by, types[i / SIZES % 3], sizes[i % SIZES], RANKS, i % 4 == 0);
@@ -245,13 +245,14 @@ static void a_non_finite_weight_stays(void **state) {
 
 typedef struct huge_run {
   const char *line;
-  update by, huge; /* of ordinary steps, of the huge step */
+  update by, huge; /* updates of ordinary steps; update of the huge step */
   ng_dtype type;
-  int place, before, after; /* of the huge number; numbers of ordinary steps */
+  /* place of the huge number; number of ordinary steps before and after the huge step */
+  int place, before, after;
   double size;
-  bool state;               /* check every array of the state, too */
-  ng_status status[RANKS];  /* of the huge step */
-  int skipped[RANKS];       /* ordinary steps that were skipped */
+  bool state;               /* also check every array of the state */
+  ng_status status[RANKS];  /* status of the huge step on each rank */
+  int skipped[RANKS];       /* number of ordinary steps that were skipped */
   char message[RANKS][200]; /* message of the huge step */
 } huge_run;
 
@@ -296,7 +297,7 @@ static ng_status try_huge_number(int32_t rank, ng_transport *t, void *arg) {
   if (st < NG_OK) {
     (void)fprintf(stderr, "%s, %s, %g: %s (%s)\n", x->line, x->by.name, x->size, ng_status_name(st),
                   m.f.ctx == NULL ? m.f.message : ng_last_error(m.f.ctx));
-    if (t != NULL) t->abort(t->user); /* so that no rank waits for this rank */
+    if (t != NULL) t->abort(t->user); /* abort, so that no rank waits for this rank */
   }
   fixture_close(&m.f);
   return st < NG_OK ? st : NG_OK;

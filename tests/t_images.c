@@ -95,7 +95,7 @@ static void folders_are_classes(void **state) {
       "den");
   capture_stderr();
   assert_int_equal(data_open(spec_of_folder("all/train", ""), &e), 0);
-  assert_string_equal(captured_stderr(), ""); /* only rank 0 prints */
+  assert_string_equal(captured_stderr(), ""); /* only rank 0 prints messages */
   capture_stderr();
   data_print_notes(&e);
   assert_non_null(strstr(captured_stderr(),
@@ -160,7 +160,7 @@ static void errors_name_the_entry(void **state) {
       {",resize=9", "resize=9 is less than size=10"},
       {",sise=9", "unknown setting 'sise'; the nearest is size"},
       {",size", "'size' is no KEY=VALUE"},
-      {",size=12", "size is given twice"}, /* spec_of_folder() has one */
+      {",size=12", "size is given twice"}, /* spec_of_folder() already gives one size */
       {",mean=0.5/0.5/0.5,std=1/1/1,mean=0.4/0.4/0.4", "mean is given twice"},
       {",mean=", "mean is empty"},
       {",mean=1/2", "mean is '1/2', expected R/G/B"},
@@ -248,7 +248,8 @@ static void unscaled_windows_match_pixels(void **state) {
       }
     }
   }
-  assert_true(mirrored > 80 && mirrored < 144 && last > 20); /* of 224: 112 and 45 expected */
+  /* of 224 samples, 112 mirrored and 45 at the last offset are expected */
+  assert_true(mirrored > 80 && mirrored < 144 && last > 20);
   int32_t good = 0;
   assert_int_equal(feed_fill_test(&f, 1, 2, &good), CLI_OK);
   assert_int_equal(good, 2);
@@ -331,13 +332,13 @@ static void threads_change_no_bit(void **state) {
   uint64_t one[42], other[42];
   if (!make_image_folder()) skip();
   run_shell("cd '%s' && rm -rf hurt && cp -r all hurt && head -c 60 all/train/bee/07.png >%s",
-            "hurt/train/bee/07.png"); /* one of 123 is damaged */
+            "hurt/train/bee/07.png"); /* one of the 123 files is damaged */
   capture_stderr();
   run_epochs("hurt", ",threads=2", 0, one);
   for (int k = 0; k < 3; k++) {
     run_epochs("hurt", more[k], 0, other);
     assert_memory_equal(one, other, sizeof one);
-    run_epochs("hurt", more[k], 17, other); /* in the middle of an epoch */
+    run_epochs("hurt", more[k], 17, other); /* stop in the middle of an epoch */
     assert_memory_equal(one + 17, other + 17, 25 * sizeof one[0]);
   }
   data_set d;
@@ -369,7 +370,7 @@ static void damaged_files_are_skipped(void **state) {
   open_feed(&d, "none", &s, &f);
   capture_stderr();
   int replaced = 0, late = 0;
-  for (int i = 0; i < 42; i++) { /* one message in three epochs */
+  for (int i = 0; i < 42; i++) { /* the message appears once in three epochs */
     const int32_t *order = f.order + i % 14 * 8;
     assert_int_equal(feed_fill_train(&f, i / 2, i % 2), CLI_OK);
     for (int k = 0; k < 8; k++) {

@@ -281,7 +281,7 @@ static void mislabelled_digits_have_the_largest_self_influence(void **state) {
   for (int i = 0; i < 2 * WRONG; i++) {
     for (int k = 0; k < WRONG; k++)
       found += got[i].row == wrong[k];
-    assert_true(i != 0 || found == 1); /* the first one is mislabelled */
+    assert_true(i != 0 || found == 1); /* the sample with the largest score has a wrong label */
   }
   if (found != WRONG)
     fail_msg("%d of %d mislabelled digits among the first %d of %d", found, WRONG, 2 * WRONG,

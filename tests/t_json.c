@@ -172,7 +172,7 @@ static void members_and_lists_are_nested(void **state) {
   assert_null(ngio_at(list, 100000));
   ngio_json_free(&json);
   ngio_out_free(&o);
-  ngio_put_text(&o, NULL, "\xff"); /* not UTF-8 */
+  ngio_put_text(&o, NULL, "\xff"); /* this text is not UTF-8 */
   assert_true(o.lost);
   ngio_out_free(&o);
 }

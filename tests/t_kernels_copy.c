@@ -107,7 +107,7 @@ static void test_wire(void **state) {
         float wide[5001];
         ng_to_f32(wide, half[i], t, n);
         assert_memory_equal(x[i], wide, (size_t)n * sizeof wide[0]);
-        assert_true(x[i][n] == sum[i][n]); /* the element behind stays */
+        assert_true(x[i][n] == sum[i][n]); /* the element after the array is unchanged */
       }
     }
   }
@@ -148,7 +148,8 @@ static void test_change(void **state) {
                              .out = out};
         ng_kernels(&q)->add_changes(&q, &c, 1);
         ng_queue_wait(&q);
-        assert_true(out[0] == want[0] && out[1] == want[1]); /* sums of these values are exact */
+        /* sums of these values are exact, so they must be equal */
+        assert_true(out[0] == want[0] && out[1] == want[1]);
       }
     }
   }

@@ -18,7 +18,7 @@
 static bool agree(double x, double y, ng_dtype t) {
   const double last = t == NG_F16    ? 0x1p-10
                       : t == NG_BF16 ? 0x1p-7
-                                     : 0.0; /* one unit in the last place */
+                                     : 0.0; /* tolerance: one unit in the last place */
   const double roundings = 12.0 * (t == NG_F64 ? 0x1p-53 : 0x1p-24);
   return fabs(x - y) <= (last + roundings) * fmax(4.0, fabs(y));
 }

@@ -461,7 +461,8 @@ static void wide_rows_match_ref_on_the_device(void **unused) {
     v.run_length = POSITIONS;
     v.column_stride = layout == 3 ? POSITIONS : 1;                 /* channels first */
     v.position_stride = layout == 3 ? 1 : COLUMNS + (layout == 1); /* a gap after each row */
-    v.sample_stride = POSITIONS * (COLUMNS + (layout == 1)) + (layout == 2); /* after each sample */
+    /* gaps between samples, in some layouts */
+    v.sample_stride = POSITIONS * (COLUMNS + (layout == 1)) + (layout == 2);
     for (int64_t i = 0; i < SAMPLES * v.sample_stride; i++) {
       const float y = (float)(rng_below(&numbers, 31) - 15) / 8.0f;
       ng_from_f32((char *)x + i * ng_dtype_size(t), t, &y, 1);

@@ -14,7 +14,7 @@ enum {
   QUEUES = KERNELS_QUEUES,
   GROUPS = 4,
   MOST = 210000
-}; /* MOST: all threads work on one group */
+}; /* MOST: so many elements that all threads work on one group */
 
 typedef struct entry {
   float size;
@@ -27,7 +27,8 @@ static int by_size(const void *a, const void *b) {
   return one->at < two->at ? -1 : 1;
 }
 
-/* Few different values; any; tiny ones; values that differ in the last bits; mostly zeros. */
+/* Draw a number. how: few different values; any value; tiny values; values that differ in the last bits; mostly
+ * zeros. */
 static float drawn(rng *r, int how) {
   const double sign = rng_below(r, 2) == 0 ? 1.0 : -1.0, y = rng_real(r);
   if (how == 0) return (float)(sign * (double)rng_below(r, 4));

@@ -131,7 +131,7 @@ static int run_products(ng_rows G) {
   int i = 0;
   EACH_QUEUE(q) {
     for (int p = 0; p < 2 * PLACES; p++) {
-      dots[i][p] = 0.5; /* entries of rows that are not in use stay */
+      dots[i][p] = 0.5; /* products of places without a row in use must not change */
     }
     G.k = dots[i++];
     ng_kernels(&q)->multiply_rows(&q, &G, 1);
@@ -154,8 +154,9 @@ static void products_of_rows(void **state) {
         assert_true(fabs(dots[0][p] - dots[i][p]) <= 0x1p-53 * 16.0 * ALL);
       }
     }
-    const int64_t row =
-        place[rng_below(&r, G.used)]; /* several rows at once have the bits of one */
+    const int64_t row = place[rng_below(
+        &r,
+        G.used)]; /* a product of several rows in one call has the bits of a product of one row */
     ng_queue q = kernels_queue(0);
     G.place = &row, G.used = 1, G.k = single;
     single[row] = single[PLACES + row] = 0.5;
@@ -175,7 +176,7 @@ static void combinations_of_rows(void **state) {
     G.by = by;
     EACH_QUEUE(q) {
       memcpy(u[i], u0, sizeof u0);
-      if (by[0] == 0.0) u[i][0] = NAN; /* not read */
+      if (by[0] == 0.0) u[i][0] = NAN; /* if by = 0, u must not be read */
       G.u = u[i++];
       ng_kernels(&q)->combine_rows(&q, &G, 1);
       ng_queue_wait(&q);

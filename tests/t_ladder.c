@@ -130,7 +130,7 @@ static void rungs_5_and_6_keep_the_last_result_or_the_gradient(void **state) {
   static const float bad[] = {NAN, INFINITY, -5.0f, -5.0f};
   for (int i = 0; i < LINALGS * 4 * 2; i++) {
     const int kind = i / 2 % 4;
-    const bool before = i % 2 == 1; /* a good step comes first */
+    const bool before = i % 2 == 1; /* in some cases a good step precedes the bad one */
     ladder_run f;
     float good[4];
     memcpy(good, gradient, sizeof good);
@@ -238,7 +238,7 @@ static void a_wrong_inverse_is_noticed(void **state) {
 static struct {
   const ng_linalg_ops *real;
   float entry;
-  /* factor: corrupt L instead of the inverse; in_double: corrupt the double solve, too */
+  /* factor: corrupt L instead of the inverse; in_double: also corrupt the solve in double */
   bool factor, in_double;
 } wrong;
 

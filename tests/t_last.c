@@ -26,7 +26,7 @@ static const struct {
 /* The fault of a run.  It happens in step 1 on the last rank, unless stated otherwise. */
 typedef enum event {
   NOTHING,
-  UNOBSERVED, /* the last micro-batch omits one layer */
+  UNOBSERVED, /* the last micro-batch does not observe one layer */
   NOT_FINITE, /* an input */
   UNBOUND, /* a gradient is unbound; ng_step reports the fault; then the gradient is bound again */
   RESET,   /* all ranks observe different layers, then call ng_reset_batch */
@@ -40,9 +40,9 @@ typedef struct test_run {
   int32_t ranks, last; /* last: ng_batch.last of the last micro-batch of a step */
   event what;
   tap_way wire;
-  const ng_family *family; /* NULL, or the family that takes the layers */
+  const ng_family *family; /* the family that takes the layers; NULL: the usual one */
   int64_t in;              /* inputs of the last layer; 0: as in layer[] */
-  int64_t fail_at;         /* the transport call of the last rank that fails; 0: none */
+  int64_t fail_at;         /* number of the transport call of the last rank that fails; 0: none */
   float out[MOST_RANKS][STEPS][LAYERS][MOST];
   ng_status status[MOST_RANKS], step_status[MOST_RANKS][STEPS];
   int64_t ahead[MOST_RANKS];
@@ -312,7 +312,8 @@ static void last_on_one_rank_only_is_an_error_on_all(void **state) {
       free(l);
     }
   }
-  assert_int_equal(met, 24); /* 9 to 16 inputs: three blocks; 25 to 32: two; 41 to 48: one */
+  /* inputs with which two collectives have equal lengths: 9 to 16 (three blocks), 25 to 32 (two), 41 to 48 (one) */
+  assert_int_equal(met, 24);
 }
 
 /* The transport of one rank fails at each call in turn, also during an observation.  All ranks return an error, and no
@@ -353,7 +354,7 @@ static const struct {
   int messages;
   struct {
     int64_t count;
-    int observed; /* observations before this message; 0: ng_step sends it */
+    int observed; /* number of observations before this message is posted; 0: ng_step posts it */
   } sent[2 * LAYERS];
 } row[] = {
     {"25", 0, 1, {{170, 0}}},

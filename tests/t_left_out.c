@@ -25,10 +25,11 @@ typedef enum way {
   NO_LAYER,       /* no layer is excluded */
   WITHOUT_STEPS,  /* the steps [from, to) do not take place */
   FROZEN,         /* FC2, before the micro-batch */
-  FROZEN_BETWEEN, /* FC2, after its input, before its output gradient */
+  FROZEN_BETWEEN, /* freeze FC2 after its input and before its output gradient */
   FROZEN_LATE,    /* FC2, after all observations */
-  ALL_FROZEN,     /* FC1, too: no observed statistic is due, though its message may be under way */
-  ABSENT,         /* FC2 has no gradient */
+  /* freeze FC1, too: no observed statistic is due, but its message may already be posted */
+  ALL_FROZEN,
+  ABSENT, /* FC2 has no gradient */
   WAYS
 } way;
 
@@ -369,8 +370,8 @@ static void report_counts_missing_gradients(void **state) {
   const ng_array once = ng_array_vector(g, 2, NG_F32);
   const ng_binding b = {0, NG_WEIGHT, &once, NULL, NG_ONE_STEP};
   fixture_ok(&f, ng_bind(f.p, &b, 1));
-  for (int t = 0; t < 2;
-       t++) { /* the gradient was bound for one step: it is not counted as missing */
+  for (int t = 0; t < 2; t++) {
+    /* the gradient was bound with NG_ONE_STEP, so in the second step it is not counted as missing */
     fixture_ok(&f, ng_step(f.p, 0.1));
     assert_int_equal(fixture_report(&f).kept, 0);
   }

@@ -129,7 +129,7 @@ static void blocks_accumulate(void **arg) {
     if (n < 16) continue;
     const int64_t a = n / 5, b = 3 * n / 4;
     block_case(on, n, a, b - a, 70, 1.0f);  /* across the middle */
-    block_case(on, n, b, n - b, 33, -1.0f); /* to the last column */
+    block_case(on, n, b, n - b, 33, -1.0f); /* this block ends at the last column */
   }
 }
 
@@ -289,7 +289,7 @@ static void indefinite_matrices_report_their_minor(void **arg) {
         CASE("n = %" PRId64 ", minor %" PRId64 " %s", n, k + 1, zero ? "zero" : "negative");
         ng_sym s = sym_new(n);
         sym_diagonal(s, 0.0f);
-        for (int64_t r = 0; r < n; r++) { /* L: ones on the diagonal and just below */
+        for (int64_t r = 0; r < n; r++) { /* L has ones on the diagonal and just below it */
           const double d = r != k ? 1.0 : zero ? 0.0 : -1.0;
           const double below = r > 0 ? (r - 1 != k ? 1.0 : zero ? 0.0 : -1.0) : 0.0;
           sym_set(s, r, r, (float)(d + below));

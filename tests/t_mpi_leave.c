@@ -23,7 +23,7 @@ enum {
   CALLS = 6,
   LARGE = 5000,
   TIMES = 200,
-  ALARM = 1 /* its tag in mpi_leave.c */,
+  ALARM = 1 /* tag of the alarm in mpi_leave.c */,
   FAREWELL
 };
 
@@ -154,7 +154,7 @@ static ng_status abort_late(int32_t rank, ng_transport *t, void *arg) {
     if (st == NG_OK) st = sum_rank_numbers(&a, NULL, &x, 1);
     if (st == NG_OK && x != expected_sum(t)) st = NG_ERR_STATE;
     if (st != NG_OK) return st;
-    /* after this sum no rank waits in `a` */
+    /* after this sum no rank waits in a collective of `a` */
     st = sum_rank_numbers(t, NULL, &x, 1);
     if (st != NG_OK) return st;
     if (rank == W - 1) {

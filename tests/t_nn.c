@@ -40,8 +40,8 @@ typedef struct net_case {
   void (*build)(nn *n, int x);
   nn_loss_kind loss;
   double smoothing;
-  bool fixed;     /* norms use their running statistics */
-  int64_t tokens; /* inputs are whole numbers below this; 0: normal */
+  bool fixed;     /* norms use their running statistics instead of the batch */
+  int64_t tokens; /* inputs are integers below this number; 0: inputs are normal */
 } net_case;
 
 static void build_linear(nn *n, int x) {

@@ -125,7 +125,7 @@ static void wide_convolutions_match_plain_loops(void **state) {
       (void)nn_add_sum(n, nn_add_global_pool(n, b), c);
     }
     assert_int_equal(nn_prepare(n, samples), 0);
-    assert_true(nn_allocate(n, false)); /* gradients keep their memory */
+    assert_true(nn_allocate(n, false)); /* false: gradients keep their memory until the end */
     nn_init_parameters(n);
     assert_true(nn_winograd_fits(n, &n->nodes[b]) && !nn_winograd_fits(n, &n->nodes[a]));
     float *x = malloc((size_t)pixels * sizeof *x);

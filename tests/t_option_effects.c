@@ -27,7 +27,7 @@ typedef struct effect {
   const char *values; /* separated by '|'; further options may follow a value */
   /* ALL: the directions agree in all steps, but the number `less` differs or, without `less`, the last bits */
   int32_t same;
-  int32_t ranks; /* 0: one rank */
+  int32_t ranks; /* number of ranks; 0: one rank */
   /* a number that is smaller with each further value than with the first; NONE: no comparison */
   number less;
   /* bounds of the difference; 0: 1e-3, infinity */

@@ -166,7 +166,8 @@ static void numbers_are_read_back_exactly(void **state) {
   expect_accepted("damping", "5.", "5");
   expect_accepted("damping", "0.1", "0.1");
   expect_accepted("damping", "0.30000000000000004", "0.30000000000000004"); /* needs 17 digits */
-  expect_accepted("eigen_floor", "-0", "0");                                /* not "-0" */
+  /* the value reads back as "0", not as "-0" */
+  expect_accepted("eigen_floor", "-0", "0");
   expect_accepted("stat_period", "+12", "12");
   expect_accepted("stat_period", "007", "7");
   const uint64_t seed = test_seed();
@@ -224,7 +225,7 @@ static void names_accept_hyphens_and_get_hints(void **state) {
   expect_refused("solver", "eigne", NG_ERR_ARG, "did you mean 'eigen'?");
   expect_refused("solver", "chol", NG_ERR_ARG, "did you mean 'cholesky'?");
   char text[4];
-  /* buffer too small */
+  /* the buffer is too small */
   assert_int_equal(ng_options_get(&o, "solver", text, sizeof text), NG_ERR_ARG);
   assert_string_equal(text, "");
   assert_int_equal(ng_options_get(&o, "nothing", text, sizeof text), NG_ERR_ARG);

@@ -99,7 +99,7 @@ static void last_value_of_an_option_counts(void **state) {
   assert_int_equal(ng_options_set(o, "method", "kaisa", message, sizeof message), NG_OK);
   assert_option(o, "damping", "0.75");
   assert_option(o, "method", "kaisa");
-  assert_option(o, "solver", "eigen-prediv"); /* from kaisa; nothing remains from eva */
+  assert_option(o, "solver", "eigen-prediv"); /* the value of kaisa; no value of eva remains */
   assert_option(o, "stat_batch", "0");
   /* the value equals the current one, but counts as given */
   assert_int_equal(ng_options_set(o, "solver", "eigen", message, sizeof message), NG_OK);

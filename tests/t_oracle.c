@@ -146,7 +146,7 @@ static void add_random_layer(rng *r, test_case *s, const ng_options *o, bool nor
       continue;
     }
     l->stride[i] = 1 + rng_below(r, 2);
-    l->padding[i] = rng_below(r, 4); /* may exceed the kernel */
+    l->padding[i] = rng_below(r, 4); /* the padding may exceed the kernel */
     int64_t room = l->image[i] + 2 * l->padding[i];
     l->dilation[i] = (l->kernel[i] - 1) * 2 + 1 <= room ? 1 + rng_below(r, 2) : 1;
   }

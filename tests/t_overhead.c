@@ -22,7 +22,8 @@ static const struct {
     {100, 5, 100, 10, 0.3, {1, 10}, true, true, {1, 10}},  /* 5 + 100 / 10 + 10 <= 30 */
     {100, 40, 200, 10, 0.3, {1, 10}, true, true, {5, 20}}, /* 40 / 5 + 200 / 20 + 10 <= 30 */
     {100, 40, 0, 10, 0.3, {1, 10}, true, true, {2, 5}}, /* half: 5; the solve leaves time for 2 */
-    {100, 1, 1, 50, 0.3, {1, 10}, true, true, {100, 100}},    /* the rest alone is too long */
+    /* the rest of the step alone is too long */
+    {100, 1, 1, 50, 0.3, {1, 10}, true, true, {100, 100}},
     {100, 1e4, 1e6, 1, 0.3, {1, 10}, true, true, {100, 100}}, /* no period suffices */
     {100, 40, 200, 10, 0.3, {1, 10}, false, true, {1, 100}},
     {100, 40, 200, 10, 0.3, {1, 10}, true, false, {100, 10}},
@@ -49,7 +50,7 @@ enum { BEFORE = NG_MEASURED_STEPS - 1, AFTER = NG_MEASURED_STEPS };
 
 typedef struct course {
   const char *method, *set;
-  ng_periods before, after; /* until 19 and after 20 counted steps */
+  ng_periods before, after; /* periods up to 19 counted steps; periods from 20 counted steps on */
 } course;
 
 static const course courses[] = {

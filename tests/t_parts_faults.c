@@ -198,7 +198,7 @@ typedef struct rank_fault {
   const char *file;
   bool loading, memory;
   int32_t who;
-  int64_t k; /* the call at which the transport or allocator fails */
+  int64_t k; /* number of the call at which the transport or allocator fails */
   ng_status got[RANKS];
 } rank_fault;
 

@@ -56,7 +56,8 @@ static void must_load(const char *file, int32_t ranks) {
 static void two_jobs_may_save_to_one_name(void **state) {
   const path a = path_of("a");
   for (int first = 0; first < 2; first++) { /* the first job saves parts, then one file */
-    for (int late = 0; late < 2; late++) {  /* during the listing of old parts, before it */
+    for (int late = 0; late < 2; late++) {
+      /* late = 0: the other job runs while old parts are listed; late = 1: before they are listed */
       must_transfer(RANKS, (transfer){.parts = a.text, .steps = 1});
       other.job = (transfer){.parts = a.text, .steps = 3};
       other.got = NG_ERR_COMM;
@@ -129,7 +130,7 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
       ngio_writer_create(path_of("a.0123456f-1of3").text, NULL, 0, NULL, 0, &busy, NULL, 0),
       NGIO_OK);
   const names others = list_folder();
-  /* Old parts of this state, and partial files of a killed rank. */
+  /* Create old parts of this state, and partial files of a killed rank. */
   put_file(name, part, n);
   put_file(passing, part, n);
   put_file(cut, "", 0);

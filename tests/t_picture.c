@@ -277,7 +277,8 @@ static void damaged_pictures_are_refused(void **state) {
     }
     uint8_t *copy = malloc(m.n);
     assert_non_null(copy);
-    for (size_t i = 0; i < m.n; i += 1 + m.n / 400) { /* one bit flipped: a picture or an error */
+    for (size_t i = 0; i < m.n; i += 1 + m.n / 400) {
+      /* with one bit flipped, the reader returns a picture or an error */
       char why[PICTURE_WHY] = "";
       picture p;
       memcpy(copy, m.bytes, m.n);
@@ -336,12 +337,12 @@ static double scale_in_double(const picture *p, int64_t height, int64_t width, i
 }
 
 static void scaling_equals_the_triangle_filter(void **state) {
-  static const int64_t cases[][7] = {/* height, width, to height, to width, top, left, side */
-                                     {29, 37, 13, 17, 0, 0, 13},    {29, 37, 13, 17, 0, 4, 13},
-                                     {29, 37, 58, 74, 11, 30, 40},  {29, 37, 29, 37, 5, 8, 21},
-                                     {29, 37, 29, 48, 3, 20, 26},   {29, 37, 8, 11, 0, 3, 8},
-                                     {1, 1000, 2, 2000, 0, 999, 2}, {1000, 1, 3, 1, 1, 0, 1},
-                                     {1, 1, 9, 9, 0, 0, 9},         {28, 36, 27, 35, 1, 2, 25}};
+  static const int64_t cases[][7] = {
+      /* height and width of the picture; scaled height and width; top, left and side of the window */
+      {29, 37, 13, 17, 0, 0, 13},    {29, 37, 13, 17, 0, 4, 13},  {29, 37, 58, 74, 11, 30, 40},
+      {29, 37, 29, 37, 5, 8, 21},    {29, 37, 29, 48, 3, 20, 26}, {29, 37, 8, 11, 0, 3, 8},
+      {1, 1000, 2, 2000, 0, 999, 2}, {1000, 1, 3, 1, 1, 0, 1},    {1, 1, 9, 9, 0, 0, 9},
+      {28, 36, 27, 35, 1, 2, 25}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const int64_t *k = cases[i], side = k[6];
     const picture p = {k[0], k[1], random_pixels};

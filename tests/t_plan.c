@@ -250,7 +250,7 @@ static void planning_leaves_the_model_unchanged(void **state) {
   for (int32_t ranks = 1; ranks < 100; ranks += 9)
     fixture_ok(&f, ng_plan_ranks(f.p, ranks, ranks / 2, 1, &plan));
   ng_context_allocated(f.ctx, &bytes[1], NULL, NULL);
-  assert_int_equal(bytes[0], bytes[1]); /* one placement is stored, and freed by ng_ready */
+  assert_int_equal(bytes[0], bytes[1]); /* the plan stores one placement, and ng_ready frees it */
   fixture_fails(&f, ng_plan_ranks(f.p, 4, 4, 1, &plan), NG_ERR_ARG,
                 "first = 4, count = 1 of 4 ranks: expected");
   assert_int_equal(ng_plan_ranks(f.p, 0, 0, 1, &plan), NG_ERR_ARG);

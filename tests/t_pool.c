@@ -41,7 +41,7 @@ static void each_piece_runs_once(void **state) {
       for (int32_t i = 0; i < PIECES; i++) {
         if (j.done[i] != (i < n)) fail_msg("piece %d of %d ran %d times", i, n, j.done[i]);
       }
-      for (int32_t k = 0; k < threads; k++) { /* one thread runs a whole share */
+      for (int32_t k = 0; k < threads; k++) { /* one thread runs all tasks of a share */
         for (int32_t i = k * n / threads + 1; i < (k + 1) * n / threads; i++)
           assert_true(pthread_equal(j.by[i], j.by[i - 1]));
       }

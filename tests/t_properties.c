@@ -44,7 +44,8 @@ static void sizes_of_one_match_prediction(const variant *v) {
     const int kind = k % KINDS, zero = k / KINDS / 2; /* zero: none, inputs, output gradients */
     if ((kind == NORM && !(v->f->promises & NORMS)) ||
         (kind == WORDS && !(v->f->promises & TOKENS)))
-      case_linear(s, 1, 1, true, 1); /* the row does not promise this kind of layer */
+      case_linear(s, 1, 1, true,
+                  1); /* if the row does not promise this kind of layer, use a linear layer */
     else if (kind == NORM)
       case_norm(s, NG_BATCH_NORM, 1, 1, 1)->norm_input = NG_NORM_NORMALISED;
     else if (kind == WORDS)
@@ -273,7 +274,8 @@ static void no_curvature_scales_gradient(const variant *v) {
     case_micro *m = &s->micro[0][0][0];
     ng_options o = options_without_clip(v);
     const bool product = v->f->promises & VECTORS || o.base.damping_split == NG_SPLIT_JOINT;
-    fixture_set_real(&o, "stat_decay", 0); /* otherwise a part of the initial identity remains */
+    /* without decay, part of the initial identity would remain */
+    fixture_set_real(&o, "stat_decay", 0);
     for (int32_t l = 0; l < s->layers; l++) {
       s->layer[l].bias = 0;
       if (k != 1) v_clear_array(s, m, l, false);

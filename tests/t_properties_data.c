@@ -294,7 +294,8 @@ static void threads_change_no_bit(const variant *v) {
   const int32_t steps = vectors ? 2 : 1;
   ng_options o = v_options(v);
   if (vectors)
-    fixture_set_real(&o, "damping", 1000); /* well conditioned, so the tolerance is tight */
+    fixture_set_real(&o, "damping",
+                     1000); /* a large damping gives a good condition, so the tolerance is tight */
   test_case *s = case_create(steps, 1);
   case_linear(s, vectors ? 20011 : 190, vectors ? 3 : 50, true, 1);
   case_linear(s, vectors ? 130 : 30, vectors ? 400 : 20, true, 2);

@@ -7,10 +7,13 @@
 
 static char message[512];
 
-#define LR "lr"           /* as `option`: the value is the caller's learning rate */
-#define NOTHING NULL      /* accepted without effect */
-#define REFUSED "refused" /* as `option`: `reads` is a part of the message; NULL: the name */
-#define ABSENT "absent"   /* not supported */
+/* value of `option`: the published option is the learning rate of the caller */
+#define LR "lr"
+#define NOTHING NULL /* accepted without effect */
+#define REFUSED                                                                                    \
+  "refused" /* value of `option`: the value is refused; `reads` is part of the message, NULL: the
+                           * message has the name */
+#define ABSENT "absent" /* value of `option`: the value is refused as not supported */
 
 typedef struct meaning {
   const char *who; /* "system/variant", or a method */
@@ -138,7 +141,8 @@ static const meaning meanings[] = {
     {"Eva/", "kfac_batch_size", "8", "stat_batch", "8", NULL},
     {"Eva/", "kfac_batch_size", "0", REFUSED, NULL, NULL}, /* in the library 0 means all samples */
     {"Eva/", "exclude_vocabulary_size", "100", "skip_layers", "linear/100", NULL},
-    {"Eva/", "kfac_update_freq", "7", NOTHING, NULL, NULL}, /* the published Eva ignores it */
+    /* the published Eva ignores this option */
+    {"Eva/", "kfac_update_freq", "7", NOTHING, NULL, NULL},
     {"Eva/", "kfac_update_freq", "0", REFUSED, NULL, NULL},
     {"Eva/", "diag_blocks", "2", REFUSED, NULL, NULL},
     {"Eva/kfac", "kfac_update_freq", "7", "solve_period", "7", NULL},

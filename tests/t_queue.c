@@ -147,7 +147,7 @@ enum { STEPS = 6, RANKS = 3 };
 
 typedef struct comparison {
   sim_setup how;
-  const ng_backend *backend[2];   /* at once, late */
+  const ng_backend *backend[2];   /* the backend itself, and `late` over this backend */
   uint64_t hash[2][RANKS][STEPS]; /* hashes of state, gradients and weights: at once, late */
   atomic_bool unsettled;          /* a public function returned with pending work */
 } comparison;

@@ -141,7 +141,7 @@ enum { Q = 10, IN = 784, P = IN + 1, ALL = Q * P }; /* rows of d: the weight, th
 
 typedef struct rank_one_step {
   const char *method, *damping, *update;
-  ng_dtype dtype;       /* of the gradient */
+  ng_dtype dtype;       /* dtype of the gradient */
   float a[P], g[Q];     /* the last element of a is 1, for the bias */
   float d[ALL], w[ALL]; /* gradient and weight before and after the step */
   double inner;

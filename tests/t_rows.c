@@ -34,7 +34,7 @@ static void divide_by_eigenvalues_matches(void **arg) {
     for (int k = 0; k < 3; k++) {
       const int64_t rows = 1 + n % 4;
       mat g = mat_random(1, rows, 0), a = mat_random(1, n, 0), U = mat_random(rows, n, 2);
-      for (int64_t i = 0; i < rows + n; i++) { /* not negative, some are 0 */
+      for (int64_t i = 0; i < rows + n; i++) { /* eigenvalues are not negative, and some are 0 */
         float *x = i < rows ? &g.a[i] : &a.a[i - rows];
         *x = *x < -0.5f ? 0.0f : fabsf(*x);
       }
@@ -84,7 +84,7 @@ static void row_sums_match(void **arg) {
       DO(q, sum_row_products, rows, n, P.a, P.ld, D.a, D.ld, again);
       CHECK(memcmp(first, again, (size_t)(3 * rows) * sizeof *first) == 0);
     }
-    P.a[n - 1] = INFINITY; /* changes its row only */
+    P.a[n - 1] = INFINITY; /* the Inf must change its own row only */
     DO(q, sum_row_products, rows, n, P.a, P.ld, D.a, D.ld, again);
     CHECK(!isfinite(again[0]) && isinf(again[2]) && again[1] == first[1]);
     CHECK(memcmp(first + 3, again + 3, (size_t)(3 * rows - 3) * sizeof *first) == 0);

@@ -148,8 +148,8 @@ static void compare_with_hand_computation(const char *name, const char *set, con
       must_be_near(o, "train_loss", loss, NEAR);
       must_be_near(o, "train_accuracy", accuracy, 1e-9);
       must_be_near(o, "clip", 1, 0);
-      assert_true(
-          ngio_is(ngio_get(o, "cosine"), NGIO_NULL)); /* SGD has no curvature, so no cosine */
+      assert_true(ngio_is(ngio_get(o, "cosine"),
+                          NGIO_NULL)); /* SGD has no curvature, so there is no cosine */
     }
     if (step % EACH == 0 || step == STEPS) {
       const ngio_value *o = r.line[at++];

@@ -60,7 +60,7 @@ static void tests_evaluate_the_kept_weights(void **state) {
     must_be_near(epoch, "test_loss", loss, 1e-6);
     must_be_near(epoch, "test_accuracy", accuracy, 1e-9);
     must_be_near(end, "test_accuracy", accuracy, 1e-9);
-    /* otherwise all evaluations could agree by chance */
+    /* if all samples were right or all wrong, equal accuracies would prove nothing */
     assert_true(accuracy > 0.0 && accuracy < 1.0);
     free_trained(&r);
     data_close(&d);

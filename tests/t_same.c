@@ -96,7 +96,8 @@ static ng_status add_changed_layers(fixture *f, const char *c) {
 enum { TEXT = 160 };
 
 typedef struct difference {
-  const char *change;            /* of the odd rank's layers; NULL: the layers of add_layers */
+  /* name of the field that differs in the odd rank's layers; NULL: none */
+  const char *change;
   char usual[TEXT], other[TEXT]; /* options of all ranks, of the odd rank */
   const char *layer;             /* options of the odd rank's norm layer */
   bool words;                    /* the model has an embedding */
@@ -288,8 +289,8 @@ enum { WIDE = 3, TALL = 2, SAMPLES = 4, GROUPS_HERE = 2 };
 
 /* The difference of the odd rank in its only step. */
 typedef struct odd_step {
-  const char *options;     /* of all ranks */
-  const char *set, *value; /* for ng_set */
+  const char *options;     /* options of all ranks */
+  const char *set, *value; /* option and value for ng_set */
   double lr;               /* added to the learning rate */
   ng_sgd sgd;              /* added to the update of group 1 */
   ng_adamw adamw;

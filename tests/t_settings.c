@@ -255,7 +255,8 @@ static void written_settings_are_read_back(void **state) {
   assert_int_equal(settings_write_json(&s, "config.json", &text), CLI_OK);
   assert_int_equal(disk_write_file(in_folder("config.json"), text, strlen(text)), CLI_OK);
   free(text);
-  assert_int_equal(unsetenv("NG_KL_CLIP"), 0); /* the file stores its value */
+  /* the config file stores the value of the variable */
+  assert_int_equal(unsetenv("NG_KL_CLIP"), 0);
   settings_init(&back);
   assert_int_equal(settings_read_file(&back, in_folder("config.json")), CLI_OK);
   for (int i = 0; i < settings_rows_count; i++) {

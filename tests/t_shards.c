@@ -118,7 +118,8 @@ static void compare_with_oracle(const shard_run *x) {
                  x->data, x->model, r, error, t, x->nu[r][t], w.nu[t]);
       }
       assert_true(x->nu[r][t] == x->nu[0][t]);
-      const float *mine = x->out[r][t][3], *first = x->out[0][t][3]; /* not sharded */
+      /* layer 3 is not sharded, so all ranks have the same numbers */
+      const float *mine = x->out[r][t][3], *first = x->out[0][t][3];
       assert_memory_equal(mine, first, (size_t)(layer[3].out * layer[3].in) * sizeof *mine);
       const shard p = shard_of(x, r, 1), q = shard_of(x, 0, 1);
       if (has_bias(x, 1)) { /* whole on all ranks */
@@ -228,7 +229,8 @@ static void model_groups_on_some_ranks_are_refused(void **state) {
       (void)train(x, each);
       for (int32_t r = 0; r < W; r++) {
         assert_int_equal(each[r], fine ? NG_OK : NG_ERR_COMM);
-        const bool here = x->message[r][0] != 0; /* over MPI only this rank's message */
+        /* over MPI this process has only its own message */
+        const bool here = x->message[r][0] != 0;
         if (!fine && here && strstr(x->message[r], message) == NULL) fail_msg("%s", x->message[r]);
       }
       free(x);

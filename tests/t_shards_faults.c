@@ -65,7 +65,8 @@ static void failed_allocations_reach_the_model_group(void **state) {
       failures++;
     }
   }
-  assert_true(failures > 4); /* gathering, and the sum on its rank */
+  /* gathers, and the sum on its own rank, allocate more than four times */
+  assert_true(failures > 4);
 }
 
 /* Each collective in turn fails, in the data group or in the model group: all ranks return NG_ERR_COMM. */

@@ -137,7 +137,7 @@ typedef struct limit {
   ng_kind kind;
   int64_t in, out, groups, kernel;
   int32_t bias, ranks;
-  ng_status want;      /* of ng_plan_ranks or ng_add_layer */
+  ng_status want;      /* expected status of ng_plan_ranks or ng_add_layer */
   const char *message; /* a part of the message */
 } limit;
 

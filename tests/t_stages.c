@@ -35,10 +35,11 @@ typedef struct outcome {
 
 typedef struct test_run {
   const char *options;
-  fault fault;     /* a fault of the last stage, in step 1; on its first rank alone, if possible */
-  int32_t fail[2]; /* the call of the data, stage group that fails on rank `who`; 0: none */
+  fault fault; /* fault of the last stage in step 1; on its first rank only, if possible */
+  /* number of the call that fails on rank `who`, of the data group and of the stage group; 0: none */
+  int32_t fail[2];
   int32_t who;
-  ranks_grid grid; /* one row per stage */
+  ranks_grid grid; /* the grid of ranks has one row per stage */
   outcome rank[RANKS];
 } test_run;
 

@@ -102,7 +102,7 @@ static void compare_walk(const form *f, rng *r, int counts[4]) {
                                .diagonal = f->diagonal,
                                .average = b.average[p],
                                .older = b.older[p]};
-    for (int64_t i = 0; i < DENSE; i++) /* the initial average, which is no refresh */
+    for (int64_t i = 0; i < DENSE; i++) /* the initial average does not count as a refresh */
       b.value[p][i] = (float)(1 + fabs(rng_value(r)));
   }
   walk_at_random(&b, f, r, 0, 0.01);

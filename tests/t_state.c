@@ -20,9 +20,10 @@ enum { STEPS = 7, RANKS = 3 };
 
 typedef struct resume {
   sim_setup how;
-  int64_t k;         /* steps before the save */
-  int64_t set_at;    /* live options change before this step; -1: never */
-  const char *wrong; /* live options of the resumed run, which the state replaces */
+  int64_t k;      /* steps before the save */
+  int64_t set_at; /* step before which live options change; -1: never */
+  /* live options that the resumed run is created with; the state replaces them */
+  const char *wrong;
   /* hashes of gradients and weights after each step */
   uint64_t first[RANKS][STEPS], again[RANKS][STEPS];
   path at_k, loaded, end, end_again;
@@ -155,7 +156,7 @@ static void a_resumed_run_has_the_same_bits(void **state) {
     how.threads = 1 + (int32_t)(i % 4);
     resume_and_compare(&how, 1, ks[i % 2], i % 3 == 0 ? 0 : -1);
   }
-  /* one row with every k, also a save before the first step */
+  /* one method is saved before each step k, including the first */
   for (int64_t k = 0; k < STEPS; k++) {
     resume_and_compare(&rows[2], 1, k, 2);
   }

@@ -42,7 +42,7 @@ static void states_need_a_ready_model(void **state) {
 
 /* The save fails with a message that contains `says`, and changes nothing. */
 static void expect_refused_save(sim *s, const char *file, const char *says) {
-  const uint64_t before = sim_fingerprint(s); /* it covers allocated memory */
+  const uint64_t before = sim_fingerprint(s); /* the fingerprint covers allocated memory */
   assert_int_equal(ng_save(s->p, file), NG_ERR_FILE);
   const char *message = ng_last_error(s->ctx);
   if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
@@ -83,7 +83,7 @@ enum { LOAD_DAMAGED, SAVE_NOWHERE, SAVE_ON_A_FULL_DISK, SAVE_BETWEEN, FAILURES }
 
 typedef struct common_faults {
   const char *good, *bad, *nowhere;
-  rlim_t limit; /* the disk is full after these bytes */
+  rlim_t limit; /* number of bytes after which the disk is full */
   char message[RANKS][FAILURES][512];
   bool changed[RANKS];
 } common_faults;
@@ -107,7 +107,8 @@ static ng_status fail_together(int32_t rank, ng_transport *t, void *arg) {
     st = sim_step(&s, i);
   const uint64_t before = st >= NG_OK ? sim_fingerprint(&s) : 0;
   for (int k = 0; k < FAILURES && st >= NG_OK; k++) {
-    const bool between = k == SAVE_BETWEEN && rank == 1; /* one rank only */
+    /* SAVE_BETWEEN: only rank 1 has begun a micro-batch */
+    const bool between = k == SAVE_BETWEEN && rank == 1;
     if (between) st = sim_begin(&s, 3);
     const ng_status got = k == LOAD_DAMAGED          ? ng_load(s.p, x->bad)
                           : k == SAVE_ON_A_FULL_DISK ? save_on_a_full_disk(&s, x)
@@ -134,7 +135,7 @@ static void ranks_fail_together(void **state) {
   must_transfer(1, (transfer){.steps = 3, .one = good.text});
   unsigned char *bytes = read_file(good.text, &n);
   write_file(copy.text, bytes, n);
-  bytes[n - 1] ^= 1; /* rank 0 reads this byte while the others wait */
+  bytes[n - 1] ^= 1; /* damage a byte that rank 0 reads while the other ranks wait */
   write_file(bad.text, bytes, n);
   free(bytes);
   void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
@@ -161,7 +162,7 @@ typedef struct broken_transport {
   const char *file;
   bool loading;
   int32_t who; /* the rank whose transport fails */
-  int64_t k;   /* at this call of the save or load */
+  int64_t k;   /* number of the call of the save or load that fails */
   bool completed[RANKS];
 } broken_transport;
 
@@ -185,7 +186,7 @@ static ng_status fail_at_call(int32_t rank, ng_transport *t, void *arg) {
     x->completed[rank] = got == NG_OK;
     if (before != after) st = NG_ERR_NOMEM;
     if (got != NG_OK && got != NG_ERR_COMM) st = NG_ERR_STATE;
-    /* the transport stays broken */
+    /* after its first failure the transport fails in every call */
     if (got == NG_ERR_COMM && ng_save(s.p, x->file) != NG_ERR_COMM) st = NG_ERR_STATE;
   }
   sim_close(&s);

@@ -85,7 +85,7 @@ static void damaged_states_are_refused(void **state) {
     expect_refused(&b, q.name.text, says);
     bytes[i] = was;
   }
-  /* the same object accepts the undamaged file */
+  /* the same object loads the undamaged file */
   assert_untouched(&b, &small, 1);
   fill_memory_file(&q, bytes, n);
   assert_int_equal(ng_load(b.p, q.name.text), NG_OK);

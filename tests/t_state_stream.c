@@ -54,7 +54,8 @@ static void streams_equal_files(void **state) {
     assert_int_equal(s.n, n);
     assert_memory_equal(s.bytes, bytes, n);
     free(bytes);
-    for (int64_t piece = 0; piece <= 9; piece += 3) { /* with different lengths of a read */
+    for (int64_t piece = 0; piece <= 9; piece += 3) {
+      /* a read returns at most `piece` bytes; 0: no limit */
       sim b;
       stream again = {0};
       open_and_step(&b, &rows[i], 1);
@@ -65,7 +66,7 @@ static void streams_equal_files(void **state) {
       must_save(&b, &again);
       assert_int_equal(again.n, s.n);
       assert_memory_equal(again.bytes, s.bytes, (size_t)s.n);
-      if (piece == 0) { /* and the next step has the same bits */
+      if (piece == 0) { /* the next step has the same bits */
         sim c;
         open_and_step(&c, &rows[i], 3);
         memcpy(b.weight, c.weight, (size_t)c.weight_count * sizeof *c.weight);
@@ -139,7 +140,7 @@ static void streams_must_end_with_the_state(void **state) {
     assert_refusal(&b, "the stream: ends too early", before);
   }
   good.n = n;
-  stream_rewind(&good); /* a whole state, then endless data */
+  stream_rewind(&good); /* a whole state that is followed by endless data */
   good.endless = 1;
   assert_int_equal(ng_load_from(b.p, stream_read, &good), NG_ERR_FILE);
   assert_refusal(&b, "has data after its last byte", before);
@@ -209,7 +210,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   huge.calls = 0;
   assert_int_equal(ng_load_from(b.p, stream_read, &huge), NG_ERR_FILE);
   assert_refusal(&b, "has another shape than in this model", before);
-  assert_int_equal(huge.calls, 2); /* one read of the length, one of the header */
+  assert_int_equal(huge.calls, 2); /* one read of the length, and one of the header */
   free(text);
   stream_free(&huge);
   stream_free(&other);
@@ -256,7 +257,7 @@ static void streams_need_a_ready_model(void **state) {
 enum { RANKS = 2 };
 
 typedef struct pair {
-  stream s, alone;           /* alone: of ng_save_local on rank 1 */
+  stream s, alone;           /* the stream of ng_save; the stream of ng_save_local on rank 1 */
   bool loading, no_callback; /* no_callback: rank 0 has no callback */
   bool is_spread;            /* each rank holds the inverses of some layers only */
   ng_status got[RANKS];
@@ -383,7 +384,8 @@ static ng_status read_arrays_together(int32_t rank, ng_transport *t, void *arg) 
   pair *x = arg;
   sim a, b;
   sim_setup other = spread;
-  other.set = "damping=0.9 update=sgd grad_worker_fraction=0"; /* the state replaces this damping */
+  /* the loaded state replaces this damping */
+  other.set = "damping=0.9 update=sgd grad_worker_fraction=0";
   ng_status st = sim_open(&a, &spread, t, NULL);
   for (int64_t i = 0; i < 3 && st >= NG_OK; i++)
     st = sim_step(&a, i);

@@ -220,7 +220,8 @@ static void scan_reads_elements_only(void **state) {
     s.dtype = types[round % 4];
     expect_scan_of_elements(&s, 20000, &r);
   }
-  for (int k = 0; k < 16; k++) { /* one long line, cut for two threads; many long lines */
+  for (int k = 0; k < 16; k++) {
+    /* k % 4 = 2: many long lines; otherwise one long line, which is cut for two threads */
     ng_strided s = {.dtype = types[k / 4], .ndim = 2, .shape = {1, 40000}, .stride = {1, 2}};
     if (k % 4 == 1) s.stride[1] = -3;
     if (k % 4 == 2) s = (ng_strided){.dtype = s.dtype, .ndim = 2, .shape = {9, 5000}};
@@ -242,7 +243,7 @@ static void ranges_of_rows_are_read_and_written(void **state) {
     const int64_t W = (const int64_t[]){301, 7, 43, 1}[round / 12 % 4], H = COLS / W;
     ng_place v = {.data = memory, .dtype = types[round % 4], .axes = 2};
     v.extent[0] = H, v.extent[1] = W;
-    v.stride[0] = 1, v.stride[1] = 2 * H; /* the last axis is the outer one */
+    v.stride[0] = 1, v.stride[1] = 2 * H; /* the last axis has the larger stride */
     v.row_stride = H;
     if (flat) { /* contiguous rows with gaps between them */
       v.axes = 1, v.extent[0] = COLS, v.stride[0] = 1, v.row_stride = COLS + 3,
@@ -369,10 +370,11 @@ static void output_gradients_have_the_size_of_an_image(void **state) {
   fixture_ok(&f, ng_ready(f.p));
   for (int64_t sizes = 1; sizes <= NG_IMAGE_SIZES + 2; sizes++) {
     fixture_ok(&f, fixture_begin(&f, 1));
-    fixture_ok(&f, observe_image(&f, true, 7, 7)); /* before any image */
+    /* without an image in this micro-batch every output size is accepted */
+    fixture_ok(&f, observe_image(&f, true, 7, 7));
     for (int64_t i = 1; i <= sizes; i++) {
       fixture_ok(&f, observe_image(&f, false, i, 2));
-      fixture_ok(&f, observe_image(&f, false, i, 2)); /* the same size again */
+      fixture_ok(&f, observe_image(&f, false, i, 2)); /* observe an image of the same size again */
     }
     for (int64_t i = 1; i <= sizes; i++)
       fixture_ok(&f, observe_image(&f, true, i, 2));

@@ -175,7 +175,8 @@ static void limits_of_32_bits_match(void **arg) {
   assert_true(ng_blas_accepts_order(9216));
   assert_true(ng_blas_accepts_order(32766));
   assert_false(ng_blas_accepts_order(32767));
-  assert_false(ng_blas_accepts_order(INT64_C(1) << 33)); /* its square is 0 in 64 bits */
+  /* the square of this order overflows 64 bits */
+  assert_false(ng_blas_accepts_order(INT64_C(1) << 33));
   assert_false(ng_blas_accepts_order(INT64_MAX));
   assert_false(ng_blas_accepts_order(0));
   assert_false(ng_blas_accepts_order(-5));

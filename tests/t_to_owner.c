@@ -25,7 +25,7 @@ static const struct {
 typedef enum way { BLOCKING, STARTED, WITHOUT, WAYS } way;
 
 typedef struct recorder {
-  tap tap; /* must be first: count_and_overwrite casts it */
+  tap tap; /* first member, because count_and_overwrite casts the address of `tap` */
   int64_t scattered, others;
 } recorder;
 
@@ -41,7 +41,7 @@ typedef struct test_run {
   int32_t ranks;
   way way;
   bool ahead; /* ng_batch.last */
-  bool alone; /* each step observes one layer */
+  bool alone; /* each step observes one layer only */
   bool alike; /* all ranks and calls observe the same */
   int huge;   /* the step in which a sum of the inputs of `two` overflows; -1: none */
   outcome rank[MOST_RANKS];
@@ -89,7 +89,7 @@ static ng_status observe_layer(const test_run *l, ng_precond *p, int32_t rank, i
   if (l->alike) rank = micro = 0;
   fill_random(a, B * layer[k].in, rank, step, 10 + 2 * k + 20 * micro);
   fill_random(g, B * layer[k].out, rank, step, 11 + 2 * k + 20 * micro);
-  /* finite, but its square is not */
+  /* finite numbers whose squares are not finite */
   for (int64_t i = 0; i < B * layer[k].in && k == 1 && step == l->huge; i++)
     a[i] = 1e30f;
   const ng_array in = ng_array_matrix(a, B, layer[k].in, NG_F32),

@@ -178,7 +178,7 @@ static void one_case(ng_queue *q, ng_form lf, ng_form rf, ng_result result, ng_d
   if (!(gap <= (t == NG_F32 ? 1e-5 : 2e-2) * most)) {
     fail_msg("%s: off by %.2g of %.2g", case_text, gap, most);
   }
-  two.groups = 1; /* rows of one group, one after the other */
+  two.groups = 1; /* apply the results to the rows one by one, as rows of one group */
   for (int64_t i = 0; i < ROWS && lf != NG_FORM_SYMMETRIC && t == NG_F32; i++) {
     ng_twosided_apply(q, &two, i, 1, D + i * COLS, again + i * COLS, scratch);
     ng_queue_wait(q);

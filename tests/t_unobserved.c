@@ -194,7 +194,7 @@ static void rescues_and_unobserved_both_count(void **state) {
   pair m;
   ng_report r = {.struct_size = sizeof r};
   open_pair(&m, "method=natgrad damping=1e-30 damping_split=full clip=none solve_period=1");
-  float x[B * N] = {1, 1, 1, 1, 1, 1}; /* rank one */
+  float x[B * N] = {1, 1, 1, 1, 1, 1}; /* all inputs are equal, so A has rank one */
   const plane a = plane_of(x, B, N, NG_F32);
   for (int s = 0; s < 3; s++) {
     const ng_status want = s == 0 ? NG_RESCUED : NG_UNOBSERVED;

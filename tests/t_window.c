@@ -23,8 +23,9 @@ typedef struct trial {
   bool grid;       /* gradients are multiples of 1/512 */
   bool moves;      /* weights change between steps */
   bool feeds_back; /* low rank: a rounding error grows through the warm start */
-  bool deficient;  /* at most as many elements as rows in a parameter: allow NG_RESCUED */
-  double later;    /* damping of the second half; 0: unchanged */
+  /* a parameter has at most as many elements as the window has rows, so NG_RESCUED is allowed */
+  bool deficient;
+  double later; /* damping of the second half; 0: unchanged */
 } trial;
 
 typedef struct model {

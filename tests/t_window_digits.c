@@ -45,7 +45,7 @@ typedef struct trial {
   int rows, cols; /* a linear layer, with or without bias */
   bool bias;
   kind kind;
-  double scale, spike; /* of all gradients; of gradient number `at` in addition */
+  double scale, spike; /* scale of all gradients; additional scale of gradient number `at` */
   int at, steps;
   uint64_t seed;
 } trial;
@@ -99,7 +99,8 @@ static void write_stored_row(const fixture *f, const trial *c, const ng_options 
 /* ---- a run -----------------------------------------------------------------------------------*/
 
 typedef struct outcome {
-  double error_ok, error_rescued; /* largest error of steps that return NG_OK, NG_RESCUED */
+  /* largest error in steps that return NG_OK; in steps that return NG_RESCUED */
+  double error_ok, error_rescued;
   int rescued;
 } outcome;
 
@@ -222,7 +223,8 @@ static trial draw_trial(rng *r, bool well, char options[256]) {
              .at = (int)rng_below(r, m),
              .steps = 2 * m + 2,
              .seed = rng_next(r)};
-  if (well) c.cols = COLS_MOST; /* at least 3 elements per row in each part */
+  /* a well-conditioned case: each part has at least 3 elements per row of the window */
+  if (well) c.cols = COLS_MOST;
   if (well) c.bias = false;
   if (well && c.rows == 1 && strstr(options, "lowrank") != NULL) c.rows = 2;
   return c;

@@ -44,7 +44,8 @@ static void selection_on_ranks_equals_one_rank(void **state) {
     ng_queue_wait(&queue);
     for (int32_t q = 0; q < W; q++)
       j[q] = (ng_window_joint){
-          .of = {.x = x + cut[q], .n = cut[q + 1] - cut[q], .k = k, .chosen = mine[q]}, .this_rank = q};
+          .of = {.x = x + cut[q], .n = cut[q + 1] - cut[q], .k = k, .chosen = mine[q]},
+          .this_rank = q};
     for (int32_t round = 0; round <= NG_WINDOW_JOINT_ROUNDS; round++) {
       for (int32_t q = 0; q < W; q++) {
         memcpy(part[q], sum, sizeof sum);
@@ -131,7 +132,8 @@ static void sparse_window_memory_is_bounded(void **state) {
   fixture_ok(
       &f, fixture_open(&f, "method=efcp window=1024 window_density=0.01 window_dtype=bf16", &how));
   fixture_ok(&f, ng_add_tensor(f.p, "all", d, NULL));
-  const ng_array g = ng_array_matrix(nothing, 1, d, NG_F32); /* never read */
+  /* describes more elements than `nothing` has, because the test never reads them */
+  const ng_array g = ng_array_matrix(nothing, 1, d, NG_F32);
   fixture_ok(&f, ng_bind_grad(f.p, 0, NG_WEIGHT, &g));
   fixture_ok(&f, ng_ready(f.p));
   bytes = fixture_report(&f).factors;

@@ -226,7 +226,8 @@ static void plans_count_windows_of_lines(void **state) {
   assert_int_equal(plan.factors, held.factors);
   assert_int_equal(plan.sums, held.sums);
   assert_int_equal(plan.results, held.results);
-  assert_true(plan.factors > 2 * N * 10 * (int64_t)sizeof(float)); /* at least the rows */
+  /* the memory has at least the size of the rows */
+  assert_true(plan.factors > 2 * N * 10 * (int64_t)sizeof(float));
   fixture_close(&m.f);
 }
 

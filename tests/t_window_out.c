@@ -28,7 +28,8 @@ static const char *const excluded[STEPS] = {"   ", "  f", " af", "a  ", "   ",
 typedef struct test_run {
   const char *options;
   bool complete; /* no entry is excluded */
-  bool odd;      /* rank 1 alone freezes an entry before step 1: refused on all ranks */
+  /* rank 1 alone freezes an entry before step 1, so all ranks must refuse the step */
+  bool odd;
   float P[MOST][STEPS][D];
   char message[512];
 } test_run;

@@ -26,11 +26,11 @@ enum { FC1 = IN * OUT, FC2 = OUT * LAST, D = FC1 + OUT + LONG + FC2 };
 /* A run on several ranks.  P: the directions of rank 0. */
 typedef struct test_run {
   const char *options;
-  const char *load, *save; /* before step AT: load this file, save to this file */
+  const char *load, *save; /* before step AT: load the file `load`, then save to the file `save` */
   bool slices;             /* the window is sliced */
   float P[STEPS][D];
   int64_t factors[MOST];
-  int32_t wrong[MOST]; /* errors that a rank found */
+  int32_t wrong[MOST]; /* number of errors that each rank found */
   float *directions[MOST];
   char message[512];
 } test_run;
@@ -208,7 +208,7 @@ static void ranks_equal_one_rank(void **state) {
 static void ranks_share_the_memory(void **state) {
   static const struct {
     const char *options;
-    int64_t row, rest; /* bytes of a row, and of everything else */
+    int64_t row, rest; /* bytes of one row of the window; bytes of everything else */
   } want[] = {{"method=mfac window=15 damping=0.1 window_momentum=0.5", 4 * D, 4 * D},
               {"method=mfac window=15 damping=0.1 window_dtype=bf16 window_mask=1", 2 * D, D}};
   for (int k = 0; k < 2; k++) {

@@ -122,7 +122,7 @@ static void run_with_skipped_steps(const char *store, double damping, const char
       skip_after_the_solve(&f, &plain[0], g, w);
       fixture_ok(&f, ng_set_real(f.p, "damping", 1e-3));
     }
-    if (t == STEPS_TO_SAVE) break; /* the last step before the save is a skipped one */
+    if (t == STEPS_TO_SAVE) break; /* the last step before the save is skipped */
     fixture_ok(&f, ng_step_sgd(f.p, &sgd, 1));
     memcpy(out[t], w, sizeof w);
   }

@@ -14,11 +14,11 @@ enum { TAP_STARTS = 16 };
 typedef struct tap tap;
 struct tap {
   ng_transport inner;
-  int64_t fail_at;  /* this call, counted from 1, fails; 0: none */
-  ng_status status; /* of the failing call; 0: NG_ERR_DEVICE */
+  int64_t fail_at;  /* number of the call, counted from 1, that fails; 0: none */
+  ng_status status; /* status that this call returns; 0: NG_ERR_DEVICE */
   int64_t calls, aborts, tests;
-  int64_t most_elements;     /* elements of one call on all ranks */
-  int64_t bytes;             /* of all collectives */
+  int64_t most_elements;     /* largest number of elements of one call on all ranks */
+  int64_t bytes;             /* bytes of all collectives */
   int starts, mark;          /* mark: set by the caller */
   int64_t count[TAP_STARTS]; /* elements of each start */
   int mark_at[TAP_STARTS];   /* `mark` at each start */

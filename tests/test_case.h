@@ -28,12 +28,12 @@ typedef struct test_case {
   ng_layer layer[CASE_LAYERS];
   char name[CASE_LAYERS][32];
   int64_t positions[CASE_LAYERS]; /* S; OH*OW of a convolution, H*W of a norm of images */
-  int32_t uses[CASE_LAYERS];      /* times a layer runs in one micro-batch */
+  int32_t uses[CASE_LAYERS];      /* number of times that each layer runs in one micro-batch */
   int32_t calls[CASE_STEPS][CASE_RANKS];
   case_micro micro[CASE_STEPS][CASE_RANKS][CASE_CALLS];
   double *D[CASE_STEPS][CASE_LAYERS];
   double *W[CASE_LAYERS];     /* weights; NULL: not bound */
-  double damping[CASE_STEPS]; /* set before that step, if > 0 */
+  double damping[CASE_STEPS]; /* damping that is set before the step; 0: no change */
   double decay[CASE_STEPS];   /* stat_decay of each step, if decay_moves */
   bool decay_moves;
 } test_case;
@@ -68,23 +68,24 @@ typedef struct case_setup {
   const char *
       resume; /* a file: after step `resume_after` save to it and load it into a new preconditioner */
   int32_t resume_after;
-  bool in_parts;    /* resume from one file per rank; they are not deleted */
+  bool in_parts;    /* the state has one file per rank, which the case does not delete */
   bool by_arrays;   /* resume from single arrays and a manifest, without a file */
-  case_fault fault; /* before step `fault_step` the same step is tried with this fault */
+  case_fault fault; /* before step `fault_step`, the same step is tried once with this fault */
   int32_t fault_step;
 } case_setup;
 
 enum { CASE_STATIONS = 10 };
 typedef struct case_result {
-  double *P[CASE_STEPS][CASE_LAYERS]; /* with option `update`: the updated weights */
+  double *P[CASE_STEPS][CASE_LAYERS]; /* updated weights, with the option `update` */
   double nu[CASE_STEPS], inner[CASE_STEPS];
   double condition[CASE_STEPS][CASE_LAYERS]; /* oracle only */
   ng_status status;                          /* worst over steps and ranks */
   char message[512];
   double rank_gap;     /* largest difference of a result between ranks; NaNs do not count */
-  int64_t allocations; /* in steps, on all ranks */
-  int64_t waits[CASE_STEPS][CASE_STATIONS]; /* of rank 0: ng_station_report.last_waits */
-  int32_t refused; /* faulty steps that returned NG_SKIPPED and left the gradients, on every rank */
+  int64_t allocations; /* number of allocations in steps, on all ranks */
+  int64_t waits[CASE_STEPS][CASE_STATIONS]; /* ng_station_report.last_waits on rank 0 */
+  /* number of faulty steps, over all ranks, that returned NG_SKIPPED and left the gradients unchanged */
+  int32_t refused;
 } case_result;
 
 /* An empty test case.  The layers that are added have the defaults of ng_layer_init; the caller may change them. */
@@ -96,8 +97,8 @@ ng_layer *case_conv(test_case *s, int64_t in, int64_t out, int64_t kh, int64_t k
 /* With gamma and beta; a layer norm has h * w positions, the others read images. */
 ng_layer *case_norm(test_case *s, ng_norm_kind kind, int64_t channels, int64_t h, int64_t w);
 ng_layer *case_embedding(test_case *s, int64_t in, int64_t out, int64_t positions);
-void case_set_positions(test_case *s); /* after the last change of a convolution */
-bool takes_images(const ng_layer *l);  /* its input is [B, C, H, W] */
+void case_set_positions(test_case *s); /* call after the last change of a convolution */
+bool takes_images(const ng_layer *l);  /* return whether the input of the layer is [B, C, H, W] */
 
 /* Append an empty micro-batch to a step of a rank. */
 case_micro *case_add_micro(test_case *s, int32_t step, int32_t rank, int64_t samples);

@@ -88,11 +88,12 @@ typedef struct case_job {
 typedef struct rank_run {
   const case_job *job;
   int32_t rank;
-  bool trying; /* during the step that has the fault */
+  bool trying; /* the step with the fault is running */
   fixture f;
   int32_t index[CASE_LAYERS];
   plane grad[CASE_LAYERS][2], weight[CASE_LAYERS][2];
-  void *borrowed[CASE_LAYERS * CASE_USES]; /* inputs that are read again, until the next micro-batch */
+  /* inputs that the library reads again until the next micro-batch */
+  void *borrowed[CASE_LAYERS * CASE_USES];
   int32_t borrowed_count;
 } rank_run;
 
@@ -220,7 +221,7 @@ static ng_status observe_one(rank_run *run, int32_t t, int32_t c, int32_t l, int
     run->borrowed[run->borrowed_count++] = x.data;
   else
     free(x.data);
-  return st == NG_SKIPPED && run->trying ? NG_OK : st; /* ng_step returns NG_SKIPPED, too */
+  return st == NG_SKIPPED && run->trying ? NG_OK : st; /* ng_step will also return NG_SKIPPED */
 }
 
 static ng_status observe_batch(rank_run *run, int32_t t) {

@@ -12,7 +12,7 @@ static ng_status accept_options(const ng_options *o, char *message, size_t size)
 /* ---- diagonal --------------------------------------------------------------------------------*/
 
 typedef struct diagonal {
-  float *by; /* 1 / (damping + sqrt(v)), on ranks that store it */
+  float *by; /* 1 / (damping + sqrt(v)), on ranks that store this result */
   float *pd; /* PD of this step */
 } diagonal;
 
@@ -117,7 +117,7 @@ const ng_family toy_diagonal = {
 /* ---- total -----------------------------------------------------------------------------------*/
 
 typedef struct total {
-  double mine; /* sum of squares of this rank's elements in this step */
+  double mine; /* sum of the squares of this rank's elements in this step */
   toy_commits commits;
 } total;
 

@@ -301,7 +301,7 @@ ng_status run_comm_case(const comm_case *how, body_fn body, tap *taps, ng_status
 #if defined(NG_TEST_MPI)
   if (how->which == OVER_MPI) return run_over_mpi(how, body, taps, per_rank);
 #endif
-  static user_world h; /* too large for the stack */
+  static user_world h; /* static, because the struct is too large for the stack */
   user_rank user[MOST_RANKS];
   ng_transport t[MOST_RANKS];
   ng_threads *group = NULL;

@@ -148,9 +148,9 @@ static void compress_topk(window_oracle *k, double *a) {
   const ng_store_kind mode = k->o.base.window_store;
   const int32_t n = mode == NG_STORE_TOPK_LAYER ? k->parameters : k->parts;
   int64_t from = 0;
-  for (int32_t i = 0; i < n; i++) { /* topk-block: one block */
+  for (int32_t i = 0; i < n; i++) { /* with topk-block, only one block */
     const int64_t size = mode == NG_STORE_TOPK_LAYER ? k->size[i] : k->begin[i + 1] - k->begin[i];
-    int64_t some = 0; /* elements that are not excluded */
+    int64_t some = 0; /* number of elements that are not excluded */
     for (int64_t c = from; c < from + size; c++)
       some += (k->mask == NULL || k->mask[c]) && !is_excluded(k, c);
     const double part = k->o.base.window_density;
@@ -347,7 +347,8 @@ static bool apply_first_order(window_oracle *k, double lr, double *x, double *u)
   const ng_window_function f = o->window_function;
   const double mu = o->window_momentum, b2 = o->window_forget, eps = o->damping;
   const bool adam = f == NG_WINDOW_ADAM, heavy = o->window_momentum_form == NG_MOMENTUM_HEAVY_BALL;
-  const bool dense = o->window_store == NG_STORE_DENSE; /* not compressed: lr does not enter */
+  /* a dense store compresses nothing, so lr does not multiply the row */
+  const bool dense = o->window_store == NG_STORE_DENSE;
   const double by = o->window_feedback_lr && !dense ? lr : 1;
   if (!adam && f != NG_WINDOW_STEP && f != NG_WINDOW_ADAGRAD) return false;
   k->updates++;

@@ -42,17 +42,17 @@ void window_solve_ggt(const window_rows *r, wide eps, wide forget, wide *x);
 typedef struct window_oracle {
   ng_options o;
   int64_t d, count; /* elements of a gradient; gradients in the window */
-  int32_t parts;    /* ranges of elements that have their own window */
+  int32_t parts;    /* number of parts, which are ranges of elements with their own window */
   int64_t begin[WINDOW_PARTS + 1];
-  int64_t rows[WINDOW_PARTS]; /* of each parameter */
+  int64_t rows[WINDOW_PARTS]; /* size of each parameter */
   int64_t size[WINDOW_PARTS]; /* elements of each parameter */
   int32_t parameters;
   wide *G;                 /* [m, d] */
-  double lr;               /* of the newest row */
+  double lr;               /* learning rate of the newest row */
   double *v;               /* [d] momentum */
   double *e;               /* [d] error feedback */
   double *s;               /* [d] second moments */
-  int32_t updates;         /* of the second moments */
+  int32_t updates;         /* number of updates of the second moments */
   double *q[WINDOW_PARTS]; /* [cols, rank] low rank: the first Q of the next step */
   bool *mask;              /* [d] NULL: all */
   const bool *skip; /* [d] elements that the next step excludes: zeros in its row; NULL: none */
