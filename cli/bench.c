@@ -34,7 +34,8 @@ float *bench_alloc(int64_t n) {
   void *x = NULL;
   if (posix_memalign(&x, 64, (size_t)n * sizeof(float)) != 0)
     exit(cli_fail("bench: no memory for arrays of %lld floats", (long long)n));
-  return memset(x, 0, (size_t)n * sizeof(float)); /* maps the pages before a measured round */
+  /* writing to the memory maps its pages before a round is measured */
+  return memset(x, 0, (size_t)n * sizeof(float));
 }
 
 int bench_report_error(const bench *b, const char *what, ng_status st) {
@@ -197,7 +198,8 @@ static int print_machine_json(const bench *b, const bench_case *c) {
 
 static int print_result_row(const bench *b, const bench_case *c, bench_row *row) {
   const int n = (int)b->repeat;
-  const double median = bench_find_median(row->ms, n); /* sorts row->ms: quartiles follow */
+  /* bench_find_median has sorted row->ms, so the quartiles can be read from it */
+  const double median = bench_find_median(row->ms, n);
   const double spread = row->ms[(3 * n - 1) / 4] - row->ms[n / 4];
   if (!b->prints_json) {
     printf("%-32s %10.3f %9.3f %10.3f", row->name, median, spread, row->ms[0]);

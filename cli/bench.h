@@ -23,7 +23,7 @@ typedef struct bench {
   bool prints_json, lists_layers, skips_bounds; /* --json, --list, --no-floors */
   const cli_args *args;
   ng_options *options;
-  ng_context *ctx; /* created before the case opens */
+  ng_context *ctx; /* context of the library, which exists before the case opens */
   /* set by the case */
   char prefix[96]; /* prefix of the name of every row in JSON */
   struct {

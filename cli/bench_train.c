@@ -22,8 +22,9 @@ typedef struct work {
   float *x, *targets;
   int32_t *labels;
   int64_t samples;
-  ng_precond *norms; /* norm blocks; NULL: no norms, or another loss than cross entropy */
-  double ms;         /* total time of the observe calls of a pass */
+  /* preconditioner of the norm layers; NULL: the network has no norms, or its loss is not cross entropy */
+  ng_precond *norms;
+  double ms; /* total time of the observe calls of a pass */
   const bench *b;
 } work;
 
@@ -175,7 +176,7 @@ static int set_bounds(bench *b) {
     b->row[BACKWARD].bound = 1e-6 * backward / b->gflops;
     b->row[BOTH].bound = b->row[FORWARD].bound + b->row[BACKWARD].bound;
   }
-  double floats = 0.0; /* elements of inputs and output gradients of all norms */
+  double floats = 0.0; /* number of elements of inputs and output gradients of all norms */
   for (int i = 0; i < nn_count_norms(k->n); i++) {
     const nn_norm_layer *l = nn_get_norm(k->n, i);
     floats += 2.0 * (double)(k->samples * l->channels * l->height * l->width);

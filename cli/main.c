@@ -101,7 +101,7 @@ static void restart_with_blas_environment(char **argv) {
 static void prepare_streams(void) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/", O_RDONLY | O_DIRECTORY) != fd)
-      _exit(CLI_BAD); /* there is no stream for a message */
+      _exit(CLI_BAD); /* exit without a message, because no stream can show one */
   }
   (void)signal(SIGPIPE, SIG_IGN);
   (void)signal(SIGXFSZ, SIG_IGN);

@@ -20,9 +20,10 @@ typedef struct plan_command {
   int counts;
   /* rates from the command line, which replace measured or default rates; < 0: not given */
   plan_machine given;
-  double memory, overhead; /* --memory in bytes (0: no limit); --overhead, a share */
+  /* --memory in bytes (0: no limit); --overhead, as a fraction of the caller's time */
+  double memory, overhead;
   bool calibrate, json;
-  int32_t started; /* ranks of the MPI launcher; 0 after print_rates */
+  int32_t started; /* number of ranks that the MPI launcher started; 0 after print_rates */
 } plan_command;
 
 /* ---- arguments -------------------------------------------------------------------------------*/
@@ -216,7 +217,8 @@ static int print_plan(plan_command *c, int32_t ranks) {
     rc = plan_estimate_cost(&c->task, &row[i], ranks, &a);
     if (rc != CLI_OK) return rc;
     if (i == 0 && !c->json) {
-      if (c->started > 0) print_rates(c, c->started); /* once, after the first estimate */
+      /* print the rates once, after the first estimate */
+      if (c->started > 0) print_rates(c, c->started);
       c->started = 0;
       print_table_head(c, ranks, &a);
     }

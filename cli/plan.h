@@ -10,7 +10,7 @@
 
 /* Rates of one rank. A message of n bytes takes latency + n / bandwidth seconds. */
 typedef struct plan_machine {
-  double gemm, solve;        /* FLOP/s of matrix products; of factorisations */
+  double gemm, solve;        /* rate of matrix products and rate of factorisations, in FLOP/s */
   double bandwidth, latency; /* bytes/s, s                                             */
 } plan_machine;
 
@@ -22,7 +22,7 @@ typedef struct plan_strategy {
 } plan_strategy;
 
 enum {
-  PLAN_GRADIENT, /* sum of gradients, as in plain data-parallel training */
+  PLAN_GRADIENT, /* the sum of gradients over ranks, as in data-parallel training without natgrad */
   PLAN_OBSERVE,
   PLAN_SUMS,
   PLAN_SOLVE,

@@ -129,7 +129,7 @@ static int shard_layers(ng_context *ctx, const plan_task *w, const plan_strategy
 
 typedef struct totals {
   bool tables;               /* the method has statistics of embeddings */
-  double solve, apply, sums; /* largest solve_cost, apply_cost and bytes of sums on a rank */
+  double solve, apply, sums; /* largest solve_cost, apply_cost and bytes of sums of any rank */
 } totals;
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

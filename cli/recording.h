@@ -50,7 +50,8 @@ typedef struct recording {
   double tolerance, state_tolerance;
   const char *tolerance_reason; /* reason for a tolerance above the default; otherwise "" */
   double weight_decay,
-      loss_scale; /* gradient = grad / loss_scale + weight_decay before; defaults 0, 1 */
+      /* the used gradient is grad / loss_scale + weight_decay before, where `before` is the weight; defaults 0 and 1 */
+      loss_scale;
   bool has_two_passes, is_sum; /* "passes", "reduction" */
   bool has_parameters;         /* the recording lists "parameters" instead of layers */
   bool

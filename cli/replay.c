@@ -12,7 +12,7 @@
 #include <string.h>
 
 typedef struct request {
-  double tolerance; /* negative: use the recording's tolerances */
+  double tolerance; /* tolerance of the command line; negative: use the recording's tolerances */
   const char *linalg;
 } request;
 

@@ -14,7 +14,7 @@ typedef struct ng_device ng_device;
 const char *ng_device_open(int32_t index, void *stream, ng_device **out);
 void ng_device_close(ng_device *d); /* wait for the device, then close it; d may be NULL */
 dv_desk *ng_device_desk(ng_device *d);
-/* `under` and `host` are NULL: who uses the backend adds a backend of the host (kernel/open_cuda.c). */
+/* The fields `under` and `host` are NULL; open_cuda.c sets them to a backend of the host. */
 extern const ng_backend ng_backend_device;
 /* memory.c: memory that host and device share, 64-byte aligned. */
 void *ng_device_alloc(void *device, size_t bytes);

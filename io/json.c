@@ -63,7 +63,8 @@ void ngio_out_string(ngio_out *o, const char *text) {
         to = append_control_character(to, c);
         continue;
       }
-      *to = '\\'; /* overwritten if c needs no escape */
+      /* prepare an escape; if c needs none, the next iteration overwrites the backslash */
+      *to = '\\';
       to += c == '"' || c == '\\';
       *to++ = (char)c;
     }

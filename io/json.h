@@ -69,7 +69,7 @@ typedef struct ngio_value {
   ngio_kind kind;
   uint32_t count;  /* elements of an array, members of an object */
   uint32_t span;   /* number of ngio_values of this value and all values inside it */
-  int32_t tag;     /* free for the caller; initially 0 */
+  int32_t tag;     /* not used by this reader; the caller may store a number here; initially 0 */
   const char *key; /* key, if the value is a member of an object; else NULL */
   union {
     int64_t integer;

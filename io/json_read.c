@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-  DEPTH = 32, /* files of natgrad have depth 5 */
+  DEPTH = 32, /* largest depth of nested values; files of natgrad have depth 5 */
   FEW = 8     /* maps with at most this many members have no hash table */
 };
 
@@ -32,7 +32,7 @@ typedef struct ngio_index {
 } ngio_index;
 
 struct ngio_json {
-  char *text; /* NULL: the text belongs to the caller */
+  char *text; /* memory of the text; NULL: the text belongs to the caller */
   ngio_value *value;
   size_t count, room;
   ngio_index *indices; /* linked list of the hash tables of all large maps */
@@ -132,7 +132,8 @@ static char *copy_unescaped(const parser *p, char *at, char **out, uint64_t *hig
     uint64_t eight;
     memcpy(&eight, at, 8);
     *high |= eight;
-    if (n == 8 || at - to >= 8) { /* the write does not reach unread bytes */
+    if (n == 8 || at - to >= 8) {
+      /* in both cases the write does not overwrite bytes that are not yet read */
       memcpy(to, &eight, 8);
     } else if (to != at) {
       for (int i = 0; i < n; i++)
@@ -161,7 +162,8 @@ static const char *parse_string(parser *p) {
   char *const begin = p->at;
   char *at = begin;
   uint64_t high = 0, eight;
-  for (int n = 8; n == 8 && p->end - at >= 8; at += n) { /* up to the first escape or the end */
+  for (int n = 8; n == 8 && p->end - at >= 8; at += n) {
+    /* copy up to the first escape, or to the end of the text */
     n = ngio_bytes_before_escape(at);
     memcpy(&eight, at, 8);
     high |= eight;
@@ -439,7 +441,8 @@ static ngio_status parse_document(char *text, size_t n, const char *original, ng
   parser p = {.doc = d, .at = text, .end = text + n};
   text[n] = 0;
   if (d != NULL) {
-    d->room = n / 16 + 64; /* enough for most states; untouched memory costs nothing */
+    /* capacity for the values of most states; memory that is not used costs nothing */
+    d->room = n / 16 + 64;
     d->value = malloc(d->room * sizeof *d->value);
   }
   p.is_out_of_memory = d == NULL || d->value == NULL;

@@ -28,7 +28,7 @@ typedef struct ngio_tensor {
   int64_t shape[NGIO_MAX_DIMS];
   /* after a read: aligned for the dtype; ngio_writer_create and ngio_writer_stream ignore it */
   const void *data;
-  int64_t bytes; /* set by a read; ignored by a write */
+  int64_t bytes; /* number of bytes of data: set by a read, ignored by a write */
 } ngio_tensor;
 
 typedef struct ngio_text { /* one key and value of __metadata__ */

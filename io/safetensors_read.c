@@ -54,7 +54,8 @@ static int find_dtype(const char *name, ngio_dtype *out) {
 /* Read and check the header entry of one tensor; `why` receives an error.  check_offsets checks all offsets together. */
 static ngio_status read_tensor_entry(const char *name, const ngio_value *v, int64_t data_bytes,
                                      ngio_tensor *t, int64_t *begin, char *why, size_t size) {
-  const ngio_value *next = ngio_first(v); /* most programs write dtype, shape, data_offsets */
+  /* look at the next member first, because most programs write dtype, shape, data_offsets in this order */
+  const ngio_value *next = ngio_first(v);
   const ngio_value *dtype = ngio_get_hinted(v, next, "dtype");
   next = next == NULL ? NULL : ngio_next(v, next);
   const ngio_value *shape = ngio_get_hinted(v, next, "shape");

@@ -34,7 +34,8 @@ struct ngio_writer {
   int64_t given, started; /* file: bytes passed to write(); bytes whose writeback was started */
 };
 
-enum { HELD = 1 << 18, AHEAD = 1 << 22 }; /* bytes of `held`; bytes per start of writeback */
+/* capacity of `held`; number of bytes after which writeback is started again */
+enum { HELD = 1 << 18, AHEAD = 1 << 22 };
 static const char part_end[] = ".natgrad-part";
 
 /* Append the header entry of a tensor, and advance w->expect by the bytes of its data. */

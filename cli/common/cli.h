@@ -43,7 +43,7 @@ typedef struct cli_option {
   const char *value; /* name of the value in the help, such as "FILE"; NULL: the option is a flag */
   const char *help;
   cli_kind kind;
-  size_t field; /* offset in the command's values */
+  size_t field; /* offset of the field in the struct of the command's values */
   double lower, upper;
 } cli_option;
 
@@ -57,7 +57,7 @@ typedef struct cli_command {
   bool library; /* the command also accepts all options of the library */
   /* largest number of operands (arguments that are not options); -1: no limit */
   int operands;
-  size_t size;          /* sizeof the struct of the command's values */
+  size_t size;          /* size of the struct of the command's values */
   const void *standard; /* the default values; NULL: all zero */
   int (*run)(void *values, const cli_args *args);
 } cli_command;
@@ -88,20 +88,24 @@ const char *cli_format_bytes(double bytes, char text[16]); /* write a text such 
 
 /* ---- names.c ---------------------------------------------------------------------------------*/
 
-enum { CLI_NAME = 64, CLI_METHODS = 64 }; /* bytes of a name; bound of the number of methods */
+/* largest length of a name in bytes; largest number of methods */
+enum { CLI_NAME = 64, CLI_METHODS = 64 };
 
-const char *cli_get_base_name(const char *path); /* the text after the last '/' */
+const char *cli_get_base_name(const char *path); /* return the text after the last '/' */
 /* The next five functions return allocated text, which the caller frees. */
 char *cli_copy_text(const char *text);
 char *cli_join(const char *folder, const char *name); /* "folder/name" */
-char *cli_get_folder(const char *path); /* text before the last '/'; "/" for "/x", "." for "x" */
-char *cli_get_program_path(const char *name); /* path of `name` in the program's folder */
+/* return the text before the last '/'; "/" for "/x", "." for "x" */
+char *cli_get_folder(const char *path);
+/* return the path of `name` in the program's folder */
+char *cli_get_program_path(const char *name);
 /* Return the path of a file shipped with the program: ../share/natgrad/INSTALLED beside the program if this file
  * exists, else SOURCE in the source tree. */
 char *cli_find_shipped(const char *installed, const char *source);
 /* Copy `name`, and replace each '-' and '_' by `with`. Names of the library and of JSON have '_', help texts '-'. */
 void cli_replace_separators(char *to, size_t size, const char *name, char with);
-bool cli_is_same_name(const char *a, const char *b); /* compare; '-' and '_' are equal */
+/* return whether two names are equal; '-' and '_' count as equal */
+bool cli_is_same_name(const char *a, const char *b);
 bool cli_has_ending(const char *path, const char *ending);
 /* Find an option of the library by its name (with '-' or '_') or its short name (such as "rank"); false: not found. */
 bool cli_find_option(const char *name, ng_option_info *out);
@@ -163,7 +167,7 @@ void cli_read_build_line(const char *key, char *value, size_t size);
 void cli_format_version(char *text, size_t size); /* write "MAJOR.MINOR.PATCH (COMMIT)" */
 /* Set the function pointer *out to the function `name` of a loaded module (NULL: the program); false: not found. */
 bool cli_find_function(void *module, const char *name, void *out);
-void cli_read_processor_name(char *name, size_t size); /* the model name of the processor */
+void cli_read_processor_name(char *name, size_t size); /* write the model name of the processor */
 /* return the number of processors available to this process */
 int cli_count_cores(void);
 /* Set *threads to the number of threads of the trainer: NG_THREADS, else cli_count_cores(). CLI_BAD: reported. */

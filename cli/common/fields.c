@@ -29,7 +29,7 @@ int cli_json_print(const char *who, ngio_out *o) {
   if (bad)
     return cli_fail("%s: the result does not fit JSON: no memory, or a name that is not UTF-8",
                     who);
-  (void)putchar('\n'); /* main checks stdout at the end */
+  (void)putchar('\n'); /* the result is not checked, because main checks stdout at the end */
   return CLI_OK;
 }
 

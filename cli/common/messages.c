@@ -51,7 +51,7 @@ void *cli_append_zeroed(void *list, size_t count, size_t size) {
   size_t capacity = 1;
   while (capacity <= count)
     capacity *= 2;
-  char *more = realloc(list, capacity * size); /* cheap: the size seldom changes */
+  char *more = realloc(list, capacity * size); /* the capacity doubles, so it rarely changes */
   if (more == NULL) exit(cli_fail("no memory for %zu x %zu bytes", capacity, size));
   memset(more + count * size, 0, size);
   return more;
@@ -101,7 +101,8 @@ int cli_parse(cli_kind kind, const char *text, double lower, double upper, void 
               size_t size) {
   static const char *const word[] = {"false", "0", "off", "no", "true", "1", "on", "yes"};
   const bool whole = kind == CLI_WHOLE;
-  const bool below_1 = upper > 0.999 && upper < 1.0; /* %g would print 1 for 0.9999999 */
+  /* with %g the number 0.9999999 would be printed as 1 */
+  const bool below_1 = upper > 0.999 && upper < 1.0;
   char *end = NULL;
   if (kind == CLI_FLAG) {
     for (int i = 0; i < 8; i++) {

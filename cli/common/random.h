@@ -8,15 +8,15 @@
 #include <stdint.h>
 
 typedef enum random_purpose {
-  RANDOM_INIT = 1,    /* item: number of the parameter, counter: element */
+  RANDOM_INIT = 1,    /* numbers of a parameter: item is its index, counter its element */
   RANDOM_ORDER = 2,   /* item: epoch                                     */
-  RANDOM_AUGMENT = 3, /* item: epoch, counter: sample                    */
-  RANDOM_DROPOUT = 4, /* item: node, counter: step and element           */
+  RANDOM_AUGMENT = 3, /* augmentation: item is the epoch, counter the sample */
+  RANDOM_DROPOUT = 4, /* dropout: item is the node, counter the step and the element */
   RANDOM_DATA = 5,    /* synthetic data sets                             */
   RANDOM_TARGET = 6,  /* targets drawn from the model's own distribution */
   RANDOM_SPLIT = 7,   /* choice of the validation samples                */
-  RANDOM_MIXUP = 8,   /* item: epoch, counter: sample and try            */
-  RANDOM_ERASE = 9    /* item: epoch, counter: 2 x sample, 2 x sample + 1 */
+  RANDOM_MIXUP = 8,   /* mixup: item is the epoch, counter the sample and the try */
+  RANDOM_ERASE = 9    /* erasing: item is the epoch, counter 2 x sample or 2 x sample + 1 */
 } random_purpose;
 
 /* Set `out` to the four random words of one counter. */

@@ -211,6 +211,8 @@ int data_hold_out(data_set *d, int32_t count, uint64_t seed) {
   d->train.index = index + count;
   d->train.n = n - count;
   if (d->images == NULL && d->context == 0)
-    set_statistics(d); /* over the smaller train split; image files and texts have fixed values */
+    set_statistics(
+        d); /* compute mean and deviation from the train split that remains; image files and texts have
+                        * fixed values */
   return CLI_OK;
 }

@@ -30,9 +30,10 @@ typedef struct data_set {
   int64_t height, width, channels;
   /* number of characters of a text sample, each with its own label; 0: the data is not text */
   int64_t context;
-  int32_t classes;            /* text: number of tokens */
-  double byte_scale;          /* value of a sample = byte * byte_scale */
-  float *mean, *deviation;    /* [channels]: of each channel or feature over the training samples */
+  int32_t classes;   /* text: number of tokens */
+  double byte_scale; /* value of a sample = byte * byte_scale */
+  /* [channels] mean and deviation of each channel or feature over the training samples */
+  float *mean, *deviation;
   float *scale[2], *shift[2]; /* [channels]: input = value * scale + shift; index 1: normalised */
   bool augments;              /* --augment auto crops and flips (CIFAR and images) */
   data_split train, test;

@@ -64,7 +64,7 @@ static bool is_image(const char *name) {
 
 typedef struct walk {
   image_list *out;
-  size_t root; /* length of the path of the data folder */
+  size_t root; /* length of the path of the data folder, which is removed from names */
 } walk;
 
 static void count_skipped_file(image_list *f, const char *path) {

@@ -86,7 +86,8 @@ void picture_scale_size(int64_t height, int64_t width, int64_t shorter, int64_t 
 /* The input pixels [first, first + count) that contribute to one output pixel along one axis, and their weights. */
 typedef struct taps {
   int64_t first, count;
-  float *weight; /* [count]; the first output's pointer owns the weights of all */
+  /* [count] weights of each output; the pointer of the first output owns the memory of all */
+  float *weight;
 } taps;
 
 static void free_taps(taps *t) {

@@ -55,7 +55,8 @@ static bool decode_pixels(reader *r) {
   if (setjmp(png_jmpbuf(r->png)) != 0) return false;
   png_set_read_fn(r->png, r, read_bytes);
   png_set_user_limits(r->png, 0x7fffffff,
-                      0x7fffffff); /* no limits: picture_allocate checks the size */
+                      /* libpng sets no limit, because picture_allocate checks the size */
+                      0x7fffffff);
   if (!has_whole_chunks(r->bytes, r->left)) png_error(r->png, "cut short");
   png_read_info(r->png, r->info);
   const int64_t height = png_get_image_height(r->png, r->info);

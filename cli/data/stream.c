@@ -10,7 +10,10 @@
 #include <unistd.h>
 #include <zlib.h>
 
-enum { PIECE = 1 << 16, RATIO = 1032 }; /* RATIO: largest compression ratio of deflate */
+enum {
+  PIECE = 1 << 16,
+  RATIO = 1032
+}; /* bytes read at once; largest compression ratio of deflate */
 
 struct data_stream {
   const char *path;

@@ -181,7 +181,7 @@ NG_CLONES static void sum_backward(const slice *s, int64_t from, int64_t to) {
 
 enum { RELU, TANH, SIGMOID, GELU, DROPOUT, ADD };
 static const kind kinds[] = {
-    /* name, in_place, needs_output, batch_statistics */
+    /* fields: name, in_place, needs_output, batch_statistics */
     {{"relu", true, true, false, forward, backward, NULL, NULL}, relu_forward, relu_backward},
     {{"tanh", true, true, false, forward, backward, NULL, NULL}, tanh_forward, tanh_backward},
     {{"sigmoid", true, true, false, forward, backward, NULL, NULL},

@@ -100,7 +100,8 @@ static int32_t draw_label(const float *y, int64_t c, double u) {
 void nn_compute_sampled_loss(nn *n, uint64_t step) {
   const int64_t each = nn_count_losses(n), c = nn_count_outputs(n) / each;
   const double share = 1.0 / (double)(n->samples * each);
-  if (n->loss == NN_SQUARED_ERROR) { /* the gradient y - t is normal with variance 1 */
+  if (n->loss == NN_SQUARED_ERROR) {
+    /* with labels drawn from the model, the gradient y - t is normal with variance 1 */
     random_normal(n->seed, RANDOM_TARGET, (uint32_t)step, share, n->first * c, n->samples * c,
                   n->loss_grad);
     return;

@@ -100,7 +100,7 @@ enum { IMAGES = 1, RECONSTRUCTS = 2, DROPOUT = 4, TEXT = 8 };
 
 typedef struct row {
   const char *name, *help;
-  const model_task *task; /* input and classes in the paper */
+  const model_task *task; /* input size and classes that the paper uses */
   void (*build)(nn *n, const model_task *t, int x, const int64_t number[MODEL_NUMBERS]);
   int64_t number[MODEL_NUMBERS];
   unsigned traits;

@@ -42,7 +42,8 @@ int nn_add_linear(nn *n, const char *name, int x, int64_t out, bool bias);
 int nn_add_projection(nn *n, const char *name, int x, int64_t out, bool bias);
 /* Rows of a table [tokens, features]; x has one channel, whose values are whole numbers from 0 to tokens - 1. */
 int nn_add_embedding(nn *n, const char *name, int x, int64_t tokens, int64_t features);
-int nn_add_positions(nn *n, int x); /* the number of each position of the input x, from 0 on */
+/* add a node whose output is the number of each position of x, from 0 on */
+int nn_add_positions(nn *n, int x);
 /* Layer normalisation over the channels of each position (layernorm.c), eps 1e-5. */
 int nn_add_layer_norm(nn *n, const char *name, int x);
 /* Causal attention (attention.c). x has queries, keys and values, C channels each; the output has C channels. A
@@ -65,7 +66,8 @@ int nn_add_dropout(nn *n, int x, double rate);
 int nn_add_max_pool(nn *n, int x, int64_t kernel, int64_t stride, int64_t padding);
 /* The number of windows is rounded up: the last one may cross the border, and averages the positions inside. */
 int nn_add_average_pool(nn *n, int x, int64_t kernel, int64_t stride);
-int nn_add_global_pool(nn *n, int x);      /* mean over all positions: [batch, channels] */
+/* add a node: the mean over all positions, [batch, channels] */
+int nn_add_global_pool(nn *n, int x);
 int nn_add_sum(nn *n, int x, int y);       /* x + y, of the same shape */
 nn_shape nn_get_shape(const nn *n, int x); /* all zero for x = -1 */
 

@@ -19,10 +19,12 @@ typedef struct node node;
 
 typedef struct nn_op {
   const char *name;
-  bool in_place; /* forward can overwrite the first input, backward the output gradient */
+  /* forward can overwrite the first input with the output, and backward the output gradient with the input gradient */
+  bool in_place;
   /* backward reads `out`, or `out` is the input of the network, so no other node may overwrite it */
   bool needs_output;
-  bool batch_statistics; /* normalizes by the batch: needs two values a channel */
+  /* the node normalises by statistics of the batch, so it needs two values a channel */
+  bool batch_statistics;
   void (*forward)(nn *n, node *v, int64_t samples, nn_mode mode);
   /* From v->grad compute the gradient of each input i, unless it is NULL: overwrite it, or add to it if v->adds[i].
    * If `params`, also write the gradients of the parameters. */
@@ -59,7 +61,7 @@ struct nn {
   /* number of threads of the pool; number of BLAS threads that nn_blas_restore_threads sets again */
   int threads, blas_threads;
   uint64_t seed, step;
-  int64_t batch, samples; /* largest batch; samples of the last forward */
+  int64_t batch, samples; /* largest batch; number of samples of the last forward */
   double norm_decay;      /* decay of running statistics (nn_set_norm_decay) */
   int64_t first;          /* number of this rank's first sample (nn_set_first_sample) */
   node *nodes;

@@ -106,7 +106,8 @@ static int64_t place_gradients(nn *n, bool share, int64_t *offset) {
   }
   for (int i = 1; i < n->n_nodes; i++) {
     if (n->nodes[i].works_in_place)
-      heir[n->nodes[i].input[0]] = i; /* the input has no other reader */
+      heir[n->nodes[i].input[0]] =
+          i; /* node i is the only reader of its input, so both gradients can share memory */
   }
   const int last = n->n_nodes - 1;
   if (n->nodes[last].needs_grad)

@@ -17,8 +17,9 @@
 #include "settings.h"
 
 typedef struct average {
-  int64_t start, every; /* S, and average_every, in steps */
-  int64_t count;        /* n */
+  /* first step whose weights are averaged (S); steps between averaged weights */
+  int64_t start, every;
+  int64_t count; /* n */
   int64_t weights;
   float *mean; /* [weights]; NULL: weights are not averaged */
 } average;

@@ -178,7 +178,8 @@ static int continue_run(run *r, int64_t step, const char *config, const char *lo
                         const settings *was) {
   const int64_t data = r->state.data_crc;
   const checkpoint c = run_get_checkpoint(r);
-  int rc = ranks_broadcast(&r->ranks, &step, sizeof step); /* received by receive_resumed_run */
+  /* receive_resumed_run receives this number */
+  int rc = ranks_broadcast(&r->ranks, &step, sizeof step);
   if (rc == CLI_OK) rc = checkpoint_load(&c, step);
   if (rc == CLI_OK) rc = broadcast_loaded(r);
   if (rc == CLI_OK) rc = check_data_and_length(r, data);

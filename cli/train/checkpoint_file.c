@@ -22,7 +22,8 @@ void checkpoint_set_maker(run_state *s) {
   for (int i = 0; i < CHECKPOINT_MAKERS - 2; i++)
     cli_read_build_line(maker[i], s->made_by[i], CHECKPOINT_TEXT);
   cli_read_processor_name(s->made_by[CHECKPOINT_MAKERS - 2], CHECKPOINT_TEXT);
-  (void)cli_read_thread_count(&threads); /* cannot fail: run_set_up has checked NG_THREADS */
+  /* this call cannot fail, because run_set_up has checked NG_THREADS */
+  (void)cli_read_thread_count(&threads);
   (void)snprintf(s->made_by[CHECKPOINT_MAKERS - 1], CHECKPOINT_TEXT, "%d", threads);
 }
 

@@ -94,7 +94,8 @@ int compare_tune(compare_plan *p);
 
 bool compare_is_accuracy(compare_metric m);
 bool compare_is_better(compare_metric m, double a, double b);
-double compare_find_best(compare_metric m, const train_result *r); /* NaN if the run has no epoch */
+/* return the best value of the metric; NaN if the run has no epoch */
+double compare_find_best(compare_metric m, const train_result *r);
 /* Return the index of the first epoch that reaches the target; -1: no epoch does. */
 int compare_find_target_epoch(compare_metric m, const train_result *r, double target);
 

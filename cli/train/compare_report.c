@@ -217,7 +217,8 @@ static void print_heading(const report *r, FILE *f) {
                  first + r->seeds - 1);
   (void)fprintf(f, "%s, %s, batch %lld, %s, %s; %s, ", r->d->name, s->model,
                 (long long)settings_count_samples(s), length, seeds, processor);
-  (void)cli_read_thread_count(&threads); /* cannot fail: run_set_up has checked NG_THREADS */
+  /* this call cannot fail, because run_set_up has checked NG_THREADS */
+  (void)cli_read_thread_count(&threads);
   (void)fprintf(f, "%d thread%s\n", threads, threads > 1 ? "s" : "");
   if (!isfinite(r->target)) return;
   (void)fprintf(f, "target: %s %s%s\n", name_score(r->p->metric), target,
@@ -322,7 +323,7 @@ static int draw_plot(const report *r) {
                         .curve = r->curve};
   char *script = compare_make_path(r->p, "plot.gp");
   const int rc = plot_write(&picture, script);
-  bool any = false; /* gnuplot fails without any data */
+  bool any = false; /* gnuplot fails if there is no data at all */
   for (int i = 0; i < r->p->methods; i++)
     any = any || !r->curve[i].diverged;
   if (rc == CLI_OK && any) plot_draw(r->p->dir);

@@ -104,7 +104,8 @@ double compare_find_target(compare_metric m, const plot_curve *curve, int n) {
 
 /* ---- differences to the baseline -------------------------------------------------------------*/
 
-static const double TAIL = 0.975; /* P(x < upper bound) of a two-sided 95 % interval */
+/* probability of values below the upper bound of a two-sided 95 % interval */
+static const double TAIL = 0.975;
 
 /* Return P(|T| < t) for Student's T with f degrees of freedom (Abramowitz & Stegun 26.7.3, 26.7.4), tan(theta)^2 = t^2
  * / f. */

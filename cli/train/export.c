@@ -125,7 +125,7 @@ static int run_export(void *user, const cli_args *args) {
                ? read_log_records(log, &r)
                : cli_fail("%s: expected the folder of a run, but there is no log.jsonl in it", dir);
   if (rc == CLI_OK && strcmp(csv, "-") == 0) {
-    print_csv(stdout, &r); /* main checks stdout at the end */
+    print_csv(stdout, &r); /* the result is not checked, because main checks stdout at the end */
   } else if (rc == CLI_OK) {
     rc = checkpoint_is_run_file(csv) ? cli_fail("--csv: %s is the name of a file of a run", csv)
                                      : disk_print_file(csv, print_csv, &r);

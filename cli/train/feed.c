@@ -157,7 +157,7 @@ static int fill_images(feed *f, const piece *p, int64_t from, int64_t end, int32
            image_loader_request(f->loader, p->split->images, get_epoch_row(f, p, f->next_request),
                                 &p->how))
       f->next_request++;
-    if (i == p->count) break; /* the last round only requests samples of the next batch */
+    if (i == p->count) break; /* in the last round, only request samples of the next batch */
     char why[PICTURE_WHY];
     const int32_t row = get_epoch_row(f, p, from + i);
     const uint8_t *bytes = image_loader_take(f->loader, why);

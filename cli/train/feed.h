@@ -28,8 +28,9 @@ typedef struct feed {
   int32_t *rows;
   /* For image sets: threads decode images in advance, up to the end of the epoch. */
   image_loader *loader;
-  uint8_t *spare;                   /* buffer for an image that replaces an unreadable one */
-  int64_t next_taken, next_request; /* next samples to take and to request; -1: none */
+  uint8_t *spare; /* buffer for an image that replaces an unreadable one */
+  /* index of the next sample to take; index of the next sample to request; -1: none */
+  int64_t next_taken, next_request;
   mix mix; /* mixup and erasing; mix.targets, if not NULL, replaces the labels */
 } feed;
 

@@ -26,7 +26,8 @@ typedef struct grads {
   /* [nn_count_weights] sum of gradients; NULL: one micro-batch on one rank, so no sum is needed */
   float *sum;
   int64_t batch;
-  int added;         /* `sum` has the parameters >= added of the current micro-batch */
+  /* parameters from number `added` on have added their gradient of the current micro-batch to `sum` */
+  int added;
   int64_t at;        /* the offset of parameter `added` in `sum` */
   int buckets;       /* number of buckets; 0 on one rank */
   grad_bucket *list; /* the buckets, in the order of posting */

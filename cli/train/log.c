@@ -75,7 +75,7 @@ int log_reopen(const char *path, int64_t bytes, const log_times *t, run_log **ou
     log_close_quietly(out);
     return rc;
   }
-  for (int m = 0; m < MARKS - 1; m++) { /* times of an "end" line are of the whole run */
+  for (int m = 0; m < MARKS - 1; m++) { /* an "end" line has the times of the whole run */
     for (int i = 0; i < t->stations; i++)
       l->mark[m].ms[i] = t->station[i].ms;
     l->mark[m].steps = t->steps;

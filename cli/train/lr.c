@@ -12,9 +12,9 @@ static const double PI = 3.14159265358979323846;
 
 typedef struct form {
   const char *name, *expected;
-  int least, most;     /* smallest and largest number of values */
+  int least, most;     /* smallest and largest number of values of a schedule */
   double lower, upper; /* bounds of each value */
-  double standard;     /* default of an optional value and of the first extra */
+  double standard;     /* default of an optional value; default of the first extra value */
   int extras;          /* number of extras; a text has all or none */
   double most_extra;
 } form;

@@ -29,7 +29,7 @@ struct precond {
   double observe_ms;
   bool several_ranks;
   int64_t losses;       /* number of losses of one sample */
-  int64_t whole, first; /* ng_batch.whole, ng_batch.first; 0: not set */
+  int64_t whole, first; /* ng_batch.whole and ng_batch.first; 0: not set */
 };
 
 static int report_failure(const precond *p) { return cli_fail("%s", ng_last_error(p->ctx)); }

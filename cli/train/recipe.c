@@ -14,7 +14,7 @@ double recipe_get_lr(const settings *s, double epoch, double total) {
 
 double recipe_get_momentum(const settings *s, double lr, double before) {
   if (strcmp(s->adjust_momentum, "none") == 0) return s->momentum;
-  if (strcmp(s->adjust_momentum, "ratio") == 0) /* min(1, lr / before) before / lr */
+  if (strcmp(s->adjust_momentum, "ratio") == 0) /* the factor min(1, before / lr) */
     return lr > before ? s->momentum * before / lr : s->momentum;
   return s->momentum * before / settings_choose_lr(s);
 }

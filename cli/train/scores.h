@@ -12,13 +12,14 @@
 #include "natgrad.h"
 
 typedef struct scores_how {
-  int64_t test; /* test sample; -1: the mean loss of all test samples */
+  int64_t test; /* index of the test sample; -1: use the mean loss of all test samples */
   bool self;    /* D = D_j, so a score is the influence of a sample on its own loss */
-  bool ekfac;   /* eigenvalues of K from second moments of the gradients of samples */
+  /* replace the eigenvalues of K by second moments of the gradients of samples in the eigenbases (EKFAC) */
+  bool ekfac;
   bool
-      empirical; /* K from the labels of the data, not from labels drawn from the network's output */
+      empirical; /* compute K with the labels of the data; false: with labels drawn from the network's output */
   double
-      damping; /* lambda; below 0: 0.1 times the mean eigenvalue of K of each layer, as kronfluence */
+      damping; /* damping lambda; below 0: 0.1 times the mean eigenvalue of K of each layer, as kronfluence */
 } scores_how;
 
 typedef struct scored_sample {

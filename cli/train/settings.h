@@ -59,7 +59,8 @@ bool settings_is_adamw(const settings *s);       /* the update is AdamW */
 bool settings_has_moments(const settings *s);
 /* return the setting lr, or its default for the method */
 double settings_choose_lr(const settings *s);
-int64_t settings_count_samples(const settings *s); /* samples of a step: batch * acc_iters */
+/* return the number of samples of a step: batch * acc_iters */
+int64_t settings_count_samples(const settings *s);
 
 /* Read settings from a file with a JSON object, {"model": "lenet", "damping": 0.01}. */
 int settings_read_file(settings *s, const char *path);

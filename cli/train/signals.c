@@ -47,7 +47,7 @@ static void set_handler(int number, void (*handler)(int number)) {
   struct sigaction how;
   memset(&how, 0, sizeof how);
   how.sa_handler = handler;
-  how.sa_flags = SA_RESTART; /* continue interrupted writes */
+  how.sa_flags = SA_RESTART; /* let the system continue interrupted writes */
   (void)sigemptyset(&how.sa_mask);
   (void)sigaddset(&how.sa_mask, SIGINT);
   (void)sigaddset(&how.sa_mask, SIGTERM);

@@ -61,8 +61,9 @@ typedef struct train_result {
   train_station station[TRAIN_STATIONS];
   int kinds; /* number of kinds of adaptive statistics */
   train_refreshed kind[TRAIN_KINDS];
-  traffic traffic;                      /* traffic between ranks */
-  int64_t network_bytes, precond_bytes; /* memory of the network; of the library between steps */
+  traffic traffic; /* traffic between ranks */
+  /* bytes of the network; bytes of the library between steps */
+  int64_t network_bytes, precond_bytes;
 } train_result;
 
 typedef struct train_output { /* what the run prints */

@@ -71,7 +71,8 @@ void ng_precond_destroy(ng_precond **precond) {
 static ng_status check_accepts_layers(ng_precond *p, const char *call) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
-  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport or the device failed before", call);
+  if (p->is_broken)
+    return ng_fail(p->ctx, NG_ERR_COMM, "%s: the transport or the device failed before", call);
   if (p->is_ready) {
     return ng_fail(p->ctx, NG_ERR_STATE,
                    "%s: the model is ready; register layers and tensors before ng_ready", call);
@@ -93,7 +94,7 @@ ng_status ng_add_layer(ng_precond *p, const ng_layer *layer, int32_t *index) {
   if (st != NG_OK) return ng_fail(p->ctx, st, "%s", message);
   st = ng_entry_check_name(p, "ng_add_layer", d.name);
   if (st != NG_OK) return st;
-  if (d.norm_kind == 0) d.norm_kind = NG_BATCH_NORM; /* a caller without ng_layer_init */
+  if (d.norm_kind == 0) d.norm_kind = NG_BATCH_NORM; /* the caller has not called ng_layer_init */
 
   if (d.options != NULL) {
     ng_options o = p->opt;
@@ -223,7 +224,8 @@ ng_status ng_set_group(ng_precond *p, int32_t index, ng_param which, int32_t gro
 ng_status ng_ready(ng_precond *p) {
   const ng_status st = ng_precond_enter(p);
   if (st != NG_OK) return st;
-  if (p->is_broken) return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport or the device failed before");
+  if (p->is_broken)
+    return ng_fail(p->ctx, NG_ERR_COMM, "ng_ready: the transport or the device failed before");
   if (p->is_ready) return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: called a second time");
   if (p->entries == 0) {
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_ready: no layer or tensor is registered");

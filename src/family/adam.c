@@ -34,7 +34,8 @@ static ng_status create_state(ng_block *b) {
   ng_moments *m = b->state = ng_object(b->p, sizeof *m);
   if (m == NULL) return NG_ERR_NOMEM;
   const ng_status st = ng_moments_create(b, m);
-  if (st != NG_OK || b->entry->block != b) return st; /* the block of the weight has the text */
+  /* ng_explain describes a block by its first entry, so only that entry gets a text */
+  if (st != NG_OK || b->entry->block != b) return st;
   (void)snprintf(b->entry->why, sizeof b->entry->why, "moments %lld", (long long)m->count);
   return NG_OK;
 }

@@ -21,7 +21,7 @@ typedef struct ng_axes_parameter {
   int64_t at,
       /* first element of the piece in the block; strides of its axes in the block */
       stride[NG_AXES_MOST];
-  bool is_cut; /* the elements are not adjacent */
+  bool is_cut; /* true: the elements of the piece are not adjacent in memory */
 } ng_axes_parameter;
 
 /* Set the axes of the parameter of a segment, merged as the options say. Return whether the parameter is a vector. */

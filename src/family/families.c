@@ -107,7 +107,7 @@ ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_option
 
 ng_status ng_family_check_method_options(const ng_options *o, char *message, size_t size) {
   return ng_family_find(o->base.family)
-      ->check_options(o, message, size); /* t_published finds wrong rows */
+      ->check_options(o, message, size); /* the test t_published detects a wrong row in the table */
 }
 
 /* The family's check runs before ng_options_check_rules, because the family's messages are more specific. */

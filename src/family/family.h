@@ -63,13 +63,13 @@ static inline ng_conv ng_obs_conv(const ng_conv *declared, const ng_obs *o) {
 
 /* An array of the saved state. */
 typedef struct ng_field {
-  char name[48];      /* "A", "G.1", "A_inverse", "momentum.weight"                               */
-  ng_dtype dtype;     /* dtype of `data` in memory */
-  bool is_symmetric;  /* n(n+1)/2 elements in ng_sym order, n = rows = cols */
-  int64_t rows, cols; /* size in memory; dense and row-major unless is_symmetric */
-  void *data;         /* the elements; NULL on ranks that do not have the array */
-  int32_t owner;      /* a rank that has the array */
-  bool is_everywhere; /* true: all ranks have the array; false: unknown */
+  char name[48];       /* name of the array: "A", "G.1", "A_inverse", "momentum.weight" */
+  ng_dtype dtype;      /* dtype of `data` in memory */
+  bool is_symmetric;   /* n(n+1)/2 elements in ng_sym order, n = rows = cols */
+  int64_t rows, cols;  /* size in memory; dense and row-major unless is_symmetric */
+  void *data;          /* the elements; NULL on ranks that do not have the array */
+  int32_t owner;       /* a rank that has the array */
+  bool is_everywhere;  /* true: all ranks have the array; false: unknown */
   bool is_nonnegative; /* the elements are means of squares: f32, never negative */
   /* [ranks + 1]: `data` of rank r has columns [slice[r], slice[r + 1]) of every row. NULL: every rank has all columns. */
   const int64_t *slice;

@@ -54,12 +54,14 @@ typedef struct ng_side {
 /* The state of spatial = factored. Side A has, for each group, the matrices e_i C of every kernel position i and diagonal block of
  * C, then the matrix of order 1 of the bias. */
 typedef struct ng_spatial {
-  int64_t channels, blocks; /* channels of a group; diagonal blocks of C */
-  int64_t copies;           /* matrices of each block of C: the kernel positions; with moments 1 */
+  int64_t channels, blocks; /* number of channels of a group; number of diagonal blocks of C */
+  /* number of matrices of each block of C: one for each kernel position, or 1 with moments */
+  int64_t copies;
   bool has_bias;
   ng_matrix *S;                         /* [groups] one struct per group */
   ng_matrix *left, *right, *bias_right; /* the matrices on both sides; with moments NULL */
-  ng_twosided rotated, bias; /* G and e_i C for all kernel positions and groups; G and the bias */
+  /* rotated: G with e_i C for all kernel positions and groups; bias: G with the matrix of the bias */
+  ng_twosided rotated, bias;
 } ng_spatial;
 
 typedef struct ng_kron {

@@ -95,7 +95,7 @@ static void set_layout(ng_block *b) {
   topk_rows *s = w->state;
   const bool fill = s->block != NULL, by_block = b->base.window_store == NG_STORE_TOPK_BLOCK;
   const int32_t ranks = b->ctx->ranks + 1;
-  int32_t owner = 0; /* 1 + the rank in whose slice a block begins */
+  int32_t owner = 0; /* 1 + the rank whose slice contains the beginning of the current block */
   run_of_elements run;
   s->is_joint = selects_jointly(b);
   s->k = s->k_all = s->groups = s->blocks = s->all_blocks = s->first_block = 0;

@@ -25,7 +25,7 @@ enum {
 typedef struct job {
   const ng_box *box;
   int32_t pieces;
-  double *scratch; /* `each` doubles for each piece */
+  double *scratch; /* [pieces][each] doubles of scratch */
   int64_t each;
   atomic_bool has_nonfinite; /* a piece read a non-finite number */
 } job;
@@ -269,5 +269,6 @@ int64_t ng_sample_patches_scratch(const ng_conv *box) {
 
 void ng_sum_sample_patches(const ng_box *box, double *scratch) {
   job j = {.box = box};
-  sum_channels(&j, 0, box->conv.channels, scratch); /* finite: j.has_nonfinite is not read */
+  /* all inputs are finite, so j.has_nonfinite is not read */
+  sum_channels(&j, 0, box->conv.channels, scratch);
 }

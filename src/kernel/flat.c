@@ -137,7 +137,8 @@ static int64_t mix_line(const flat_line *l) {
 static int64_t adam_direction(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
   int64_t kept = 0;
-  if (l->range->is_excluded) { /* NG_FLAT_READ has set x to 0 */
+  if (l->range->is_excluded) {
+    /* in an excluded parameter x is 0, because NG_FLAT_READ has set it */
     memcpy(p->to, p->v, (size_t)l->n * sizeof *p->to);
     if (p->s != NULL) memcpy(p->next_s, p->s, (size_t)l->n * sizeof *p->next_s);
     return 0;

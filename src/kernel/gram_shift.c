@@ -33,10 +33,11 @@ typedef struct shift_job {
   ng_queue *q;
   ng_pixels in;
   ng_axis v, h;
-  /* number of samples of the tile; index of its first sample in the batch */
+  /* number of channels; number of samples of the tile; index of its first sample in the batch */
   int64_t C, samples, first;
-  int64_t edge, columns;         /* ng_shift_edge_columns, ng_shift_copied_columns */
-  float *tile, *edges, *product; /* pixels; copies of edge columns; matrices M */
+  /* number of edge columns at each end; number of copied columns at both ends */
+  int64_t edge, columns;
+  float *tile, *edges, *product; /* pixels of the tile; copies of its edge columns; matrices M */
   float alpha;
   ng_sym S;
   int32_t pieces;
@@ -112,7 +113,7 @@ static void multiply_all_pixels(const shift_job *j, float *gram) {
     ng_linalg_uncounted(q)->add_gram(q, G, 0, j->C, j->tile, height * width * j->samples, j->C,
                                      1.0f);
     ng_linalg_uncounted(q)->unpack(q, G.n, G.a, NG_F32, M, j->C);
-  } else if (dx == 0) { /* rows of pixels are contiguous */
+  } else if (dx == 0) { /* dx = 0: rows of pixels are contiguous, so one product covers all rows */
     add_product(j, height * width, pixel_address(j, 0, 0), pixel_address(j, dy, 0), 0.0f, M);
   } else {
     for (int64_t y = ry.from; y < ry.to; y++) {

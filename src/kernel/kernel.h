@@ -110,7 +110,8 @@ typedef struct ng_weight_update {
   int64_t cols;           /* columns of the parameter */
   const ng_sgd_coefficients *sgd;     /* NULL: AdamW */
   const ng_adamw_coefficients *adamw; /* NULL: SGD */
-  const double *coefficients;         /* [2] SGD: take, old; AdamW: step, root */
+  /* coefficients that depend on the parameter: SGD: take, old; AdamW: step, root */
+  const double *coefficients;
 } ng_weight_update;
 
 /* The ratios r = |d / (D + 1e-8)| of all elements of a list of directions: histogram, extremes, sums (step/quantify.c).

@@ -18,7 +18,7 @@
 enum {
   GUESS_ROWS = 16,      /* rows whose mean is the guess */
   PIECE_FLOATS = 65536, /* a batch has 1 + floats / PIECE_FLOATS pieces */
-  STRIP = 64,           /* channels whose sums fit the registers: see add_strip */
+  STRIP = 64,           /* number of channels whose sums fit the registers: see add_strip */
   NARROW = 256,         /* largest number of channels for which add_strip is faster than add_all */
   AHEAD = 8,            /* number of rows between a prefetch and the use of its data */
   LINE = 16             /* floats of a cache line */

@@ -11,7 +11,8 @@
  * rows spends its time on reading and writing the result. The leading dimension is whole cache lines, ng_round16(cols), so
  * that threads fill neighbouring rows without sharing a line. */
 int64_t ng_tile_rows(int64_t cols);
-int64_t ng_tile_floats(int64_t cols); /* floats of scratch for any tile of at most `cols` columns */
+/* return the floats of scratch for any tile of at most `cols` columns */
+int64_t ng_tile_floats(int64_t cols);
 
 /* Channels [c0, c1) of the images of a view. */
 typedef struct ng_pixels {

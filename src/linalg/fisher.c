@@ -37,7 +37,7 @@ struct ng_fisher {
 typedef struct block_work {
   ng_fisher *f;
   int64_t from, B, n; /* first coordinate; number of coordinates; order of the factor */
-  bool dual;          /* m < B: L factors lambda m I + G G' */
+  bool dual;          /* true if m < B: L is then the Cholesky factor of lambda m I + G G' */
   double *L;
   const double *x;
   double *z, *out; /* z [n]: (L L')^-1 G x or (L L')^-1 x */

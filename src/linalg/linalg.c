@@ -95,7 +95,8 @@ static bool describe_by_symbols(ng_blas_info *b) {
   int (*number)(void);
   void (*mkl)(char *buffer, int length);
   if (find_symbol(NG_BLAS_TEXT(openblas_get_config), &text)) {
-    (void)snprintf(b->name, sizeof b->name, "%s", text()); /* begins with "OpenBLAS 0.3.21 " */
+    /* the text of OpenBLAS begins with "OpenBLAS 0.3.21 " */
+    (void)snprintf(b->name, sizeof b->name, "%s", text());
     if (find_symbol(NG_BLAS_TEXT(openblas_get_corename), &text))
       (void)snprintf(b->kernel, sizeof b->kernel, "%s", text());
     if (find_symbol(NG_BLAS_TEXT(openblas_get_num_threads), &number)) b->threads = number();

@@ -16,7 +16,7 @@ typedef struct iteration {
   const ng_newton_schulz *x;
   bool tall; /* X = W' */
   int64_t n, count;
-  float *A, *P, *T, *Y; /* [n, n] three times, [rows, cols] */
+  float *A, *P, *T, *Y; /* scratch: three matrices [n, n], and Y [rows, cols] */
 } iteration;
 
 static float round_bf16(float x) { return ng_bf16_to_f32(ng_f32_to_bf16(x)); }

@@ -55,7 +55,7 @@ static bool next_unit(const ng_assigner *x, int32_t *next, unit *u) {
 typedef struct exchange {
   unit u, with;
   int32_t rank;
-  double most; /* the larger load of the two ranks afterwards */
+  double most; /* the larger load of the two ranks after the exchange */
 } exchange;
 
 /* Set *best to the exchange between u on rank `top` and `with` on `rank`, if it is better than *best. */

@@ -50,7 +50,7 @@ typedef struct ng_slot {
 enum { NG_IMAGE_SIZES = 4, NG_NAME_BUCKETS = 1024 };
 struct ng_entry {
   ng_layer d;                     /* copy of the caller's struct, with own copies of its texts */
-  bool is_tensor;                 /* registered by ng_add_tensor */
+  bool is_tensor;                 /* true: registered by ng_add_tensor; false: a layer */
   bool has_per_layer_options;     /* d.options come from per_layer; ng_setup_release resets them */
   bool is_frozen;                 /* frozen by ng_freeze */
   int64_t steps_without_gradient; /* number of counted steps in which the entry had no gradient */
@@ -61,7 +61,8 @@ struct ng_entry {
   ng_slot slot[2];        /* weight, bias; see ng_entry_slot */
   char slot_name[2][264]; /* texts of the slots' names */
   ng_block *block;        /* NULL: no curvature */
-  char why[200];          /* text of ng_explain: the factors, or the reason why there is no block */
+  /* text for ng_explain: the factors, or the reason why the entry has no block */
+  char why[200];
   int32_t plan_members, plan_axis; /* arguments of ng_plan_shard; 0 members: not called */
   const struct ng_family *family;  /* set by ng_ready; NULL: no curvature */
   ng_layer_shard *shard;           /* set by ng_ready; NULL: not sharded */

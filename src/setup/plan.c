@@ -145,7 +145,7 @@ static bool blocks_depend_on_rank(const ng_precond *p) {
 
 /* Ranks that own nothing have equal plans if they are in the same column, or in columns without blocks. */
 typedef struct equal_plans {
-  bool *owns;      /* [ranks] the rank owns a block, a statistic or a weight */
+  bool *owns;      /* [ranks] whether the rank owns a block, a statistic or a weight */
   bool *has_block; /* [columns] */
   /* [ranks + 1] first rank in each column that owns nothing; last element: first such rank in any column without
    * blocks; -1: not known yet */

@@ -24,9 +24,10 @@ typedef struct ng_stale {
   double tolerance;
   int64_t next_refresh;
   int64_t interval, previous_interval; /* d1, d2 */
-  int64_t refreshes, steps_without;    /* number of steps with a refresh, and without */
-  int64_t bytes_sent, bytes_saved;     /* bytes of all refreshes; bytes not sent without refresh */
-  ng_verdict verdict;                  /* this rank's verdict, valid after a refresh in this step */
+  int64_t refreshes, steps_without;    /* number of steps with a refresh; number of steps without */
+  /* bytes sent in all refreshes; bytes not sent in steps without a refresh */
+  int64_t bytes_sent, bytes_saved;
+  ng_verdict verdict; /* this rank's verdict, valid after a refresh in this step */
 } ng_stale;
 
 /* Set the next interval from the verdict of a refresh in step `step`. */

@@ -90,7 +90,7 @@ ng_status ng_stat_add(ng_queue *q, const ng_stat *s, const double *x, int64_t n,
   const int64_t count = ng_stat_part_count(s, s->part);
   ng_kernels(q)->accumulate(
       q, &(ng_accumulation){x, n, count, 1, s->part->sum, s->sum_dtype, s->mix.old, c, rest}, 1);
-  ng_queue_wait(q); /* the caller may change the observed array */
+  ng_queue_wait(q); /* wait, because the caller may change the observed array after this call */
   return isnan(*ng_read_numbers(q, x)) ? NG_SKIPPED : NG_OK;
 }
 
