@@ -3,6 +3,7 @@
 #include "late.h"
 #include "unit_test.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -249,4 +250,14 @@ ng_options fixture_parse_options(const char *line) {
     fail_msg("%s: %s", line, message);
   }
   return o;
+}
+
+void fixture_expect_near(const char *what, const double *x, const double *want, int64_t n,
+                         double tolerance) {
+  double most = 0.0, off = 0.0;
+  for (int64_t i = 0; i < n; i++) {
+    most = fmax(most, fabs(want[i]));
+    off = fmax(off, isfinite(x[i]) ? fabs(x[i] - want[i]) : INFINITY);
+  }
+  if (off > tolerance * most) fail_msg("%s: off by %g of %g", what, off, most);
 }

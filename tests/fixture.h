@@ -91,5 +91,8 @@ ng_layer_report fixture_layer_report(const fixture *f, int32_t layer);
 void fixture_set(ng_options *o, const char *name, const char *value);
 void fixture_set_real(ng_options *o, const char *name, double value);
 ng_options fixture_parse_options(const char *line); /* "method=eva damping=0.1" */
+/* Fail unless |x - want| <= tolerance times the largest |want|, for n elements. */
+void fixture_expect_near(const char *what, const double *x, const double *want, int64_t n,
+                         double tolerance);
 
 #endif

@@ -60,6 +60,7 @@ set(natgrad_unit_tests
     t_cuda
     t_cuda_solve
     t_curvature
+    t_curvature_layers
     t_describe
     t_eigen
     t_engine
@@ -157,6 +158,7 @@ set(natgrad_unit_tests
 set(natgrad_test_support_sources
     tests/dense.c
     tests/families.c
+    tests/families_cases.c
     tests/fixture.c
     tests/folder.c
     tests/late.c
