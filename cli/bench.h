@@ -36,7 +36,7 @@ typedef struct bench {
   /* measured rates of SGEMM and of a copy; 0: not measured yet */
   double gflops, copy_gbs;
   bench_row *row;
-  int rows;         /* number of rows */
+  int rows;
   char notes[2048]; /* printed below the table */
 } bench;
 
@@ -92,7 +92,7 @@ int bench_list_layers(const char *model, int64_t rows, int64_t cols, shapes *out
 ng_status bench_add_layers(ng_precond *p, const shapes *list, float *grad, float *weight);
 /* Observe x [samples * bench_find_largest_order] as input and as output gradient of every layer: its first elements. */
 ng_status bench_observe_layers(ng_precond *p, const shapes *list, float *x, int64_t samples);
-int64_t bench_count_parameters(const shapes *list);   /* number of parameters */
+int64_t bench_count_parameters(const shapes *list);
 int64_t bench_find_largest_order(const shapes *list); /* the largest order of any factor A or G */
 
 /* ---- floors.c: rates, measured in this process with the BLAS that natgrad uses, on all threads --------------------

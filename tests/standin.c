@@ -88,7 +88,6 @@ static void continue_fiber(int32_t i) {
 
 /* ---- blocks ----------------------------------------------------------------------------------*/
 
-/* Return the number of threads [from, to) in `state`. */
 static int32_t count_threads(int32_t from, int32_t to, fiber_state state) {
   int32_t n = 0;
   for (int32_t i = from; i < to; i++) {

@@ -152,7 +152,6 @@ static void only_old_parts_of_the_same_state_are_deleted(void **state) {
   clear_folder();
 }
 
-/* A state in one file replaces a state in parts. */
 static void one_file_replaces_parts(void **state) {
   for (int32_t ranks = 1; ranks <= RANKS; ranks += RANKS - 1) {
     save_parts("a", 1);

@@ -187,7 +187,6 @@ static const limit limits[] = {
     {"method=efcp statistics=sharded", NG_LINEAR, TWO(31) - 1, 1, 1, 1, 0, 65536, NG_OK, NULL},
     {"method=efcp statistics=sharded ", NG_LINEAR, TWO(31) - 1, 1, 1, 1, 0, 65536, NG_OK, NULL},
     {"method=efcp", NG_LINEAR, TWO(30), 2, 1, 1, 0, 4, NG_ERR_ARG, "2147483648 parameters"},
-    /* Norms. */
     {"method=spngd", NG_NORM, TWO(31) - 1, 0, 1, 1, 1, 4, NG_OK, NULL},
     {"method=spngd norm_block=full", NG_NORM, TWO(30), 0, 1, 1, 1, 4, NG_ERR_ARG, "norm_block"},
 };

@@ -62,7 +62,7 @@ typedef struct cli_command {
   int (*run)(void *values, const cli_args *args);
 } cli_command;
 
-void cli_print_help(const cli_command *command); /* print the help of a command */
+void cli_print_help(const cli_command *command);
 /* Parse argv (argv[0]: the name of the command) into the command's values, and run it. Return the exit code. */
 int cli_run_command(const cli_command *command, int argc, char **argv);
 

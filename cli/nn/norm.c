@@ -22,7 +22,6 @@ typedef struct saved_values {
   float *mean, *r, *a, *b, *shift;
 } saved_values;
 
-/* Return the number of positions in a wide row. */
 static int64_t count_wide_positions(int64_t channels, int64_t rows) {
   const int64_t g = WIDE / channels;
   return g > 1 && WIDE % channels == 0 && rows % g == 0 ? g : 1;

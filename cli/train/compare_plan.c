@@ -169,7 +169,6 @@ int compare_parse_methods(compare_plan *p, const char *list) {
 
 /* ---- grid ------------------------------------------------------------------------------------*/
 
-/* Check the last value of the grid. */
 static int check_last_value(const compare_grid *g) {
   settings s;
   settings_init(&s);

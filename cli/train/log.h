@@ -28,7 +28,7 @@ void log_close_quietly(run_log **l); /* close without a message, after an error 
 
 typedef struct log_times { /* totals since the start of the run; the log writes differences */
   const train_station *station;
-  int stations; /* number of stations */
+  int stations;
   int64_t steps;
 } log_times;
 

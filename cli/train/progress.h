@@ -21,6 +21,6 @@ void progress_start(progress *p, const train_output *output, int64_t first, int6
 /* Draw the bar after `step` steps, at most ten times a second. loss, accuracy: means of this epoch; NaN: undefined. */
 void progress_draw_bar(progress *p, int64_t step, double loss, double accuracy);
 void progress_print_epoch(progress *p, const train_epoch *e, double samples_per_second);
-void progress_erase_bar(progress *p); /* erase the bar */
+void progress_erase_bar(progress *p);
 
 #endif

@@ -11,7 +11,7 @@ typedef struct table {
 
 /* Begin a table; `headings` ends with NULL. */
 void table_begin(table *t, const char *const *headings);
-void table_add_row(table *t); /* add a row */
+void table_add_row(table *t);
 /* Append to a cell of the last row. */
 __attribute__((format(printf, 3, 4))) void table_put(table *t, int column, const char *format, ...);
 void table_free(table *t);

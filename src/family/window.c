@@ -145,7 +145,6 @@ static ng_status check_weights_bound(const ng_block *b) {
 
 /* ---- the rows of a step ----------------------------------------------------------------------*/
 
-/* Return the rows in use. */
 static ng_rows rows_in_use(ng_block *b) {
   const ng_window *w = ng_window_of(b);
   ng_rows G = w->store->describe_rows(b);

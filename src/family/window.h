@@ -133,7 +133,7 @@ ng_field ng_window_field(const ng_block *b, const char *name, ng_dtype t, int64_
 enum { NG_WINDOW_JOINT_ROUNDS = 4 };
 typedef struct ng_window_joint {
   ng_largest of;
-  int32_t this_rank; /* number of this rank */
+  int32_t this_rank;
   int64_t
       order_in_prefix; /* Of the keys that begin with these digits, the k-th largest key is number `order_in_prefix`,
                         * from the largest. */

@@ -77,7 +77,6 @@ enum { NG_OPTION_LIST(KIND) };
 #define REAL_MAX 1e30
 
 const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
-    /* Curvature. */
     ROW(solver, "curvature", "cholesky",
         ONE_OF_4(NG_SOLVER_, CHOLESKY, "cholesky", EIGEN, "eigen", EIGEN_PREDIV, "eigen-prediv",
                  PRODUCT, "product"),
@@ -141,7 +140,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- input: (a a') (x) I; output gradients are not observed.\n"
                 "- none: PD = D / (damping + ||D||^2) (AdaSGD); nothing is observed."),
 
-    /* Statistics. */
     ROW(stat_decay, "statistics", "0.95", OBSERVED, FROM(0, 1, "weight"), LAYER, LIVE,
         .help = "rho, the weight of the old running average: F <- rho F + (1 - rho) new.\n"
                 "1: the average stays as it starts; of Shampoo, it is the sum over steps."),
@@ -213,7 +211,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "The type of inverses and eigenvectors; f64: directions are computed in double, "
                 "too. Norm layers always use f32."),
 
-    /* Norm layers. */
     ROW(norm_block, "norm layers", "unit",
         ONE_OF_4(NG_NORM_, UNIT, "unit", FULL, "full", DIAGONAL, "diagonal", NONE, "none"), LAYER,
         .help = "The curvature F of gamma and beta: second moments of the gradients of single "
@@ -226,7 +223,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         NEEDS(norm_block, 1U << NG_NORM_UNIT | 1U << NG_NORM_FULL | 1U << NG_NORM_DIAGONAL),
         .help = "The factor of damping in norm layers."),
 
-    /* Clip. */
     ROW(clip, "clip", "kl",
         ONE_OF_7(NG_CLIP_, KL, "kl", RESCALE, "rescale", NORM, "norm", RATIO, "ratio", RMS, "rms",
                  NONE, "none", VALUE, "value"),
@@ -250,7 +246,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
               1U << NG_CLIP_NORM | 1U << NG_CLIP_RATIO | 1U << NG_CLIP_RMS | 1U << NG_CLIP_VALUE),
         .help = "clip = norm, ratio, rms, value: the bound, which must be above 0."),
 
-    /* Moments. */
     ROW(first_decay, "moments", "0.9", MOMENTS, FROM(0, 0.999999, "weight"), LAYER, LIVE,
         .help = "beta1 of Adam (arXiv 1412.6980): M <- beta1 M + (1 - beta1) D."),
     ROW(second_decay, "moments", "0.999", MOMENTS, FROM(0, 0.999999, "weight"), LAYER, LIVE,
@@ -262,7 +257,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "The learning rate of Adam as a multiple of lr. Groups of ng_set_group can have "
                 "learning rates of their own instead."),
 
-    /* Muon. */
     ROW(muon_momentum, "muon", "0.95", MUON, FROM(0, 0.999999, "weight"), LIVE,
         .help =
             "mu: B <- mu B + (1 - mu) D, from B = 0; PD = s NS(U) with U of muon_nesterov, s of "
@@ -365,7 +359,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "- 0: step 1, then every solve_period steps.\n"
                 "- above 0: this step, counted from 1, then the multiples of solve_period."),
 
-    /* Layers. */
     ROW(skip_layers, "layers", "", .check_text = ng_globs_check,
         .help =
             "Layers that keep their gradient: globs separated by commas, as in \"fc*,conv2d\".\n"
@@ -388,7 +381,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "messages and update stay the model's.\n"
                 "- Layers of methods with a window and with identical lines share one window."),
 
-    /* Ranks. */
     ROW(statistics, "ranks", "all",
         ONE_OF_4(NG_STATISTICS_, ALL, "all", LOCAL, "local", OWNER, "owner", SHARDED, "sharded"),
         .help = "Whose batches enter the statistics, and which ranks store them.\n"
@@ -421,7 +413,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .trait = NG_TRAIT_SOLVES | NG_TRAIT_MUON,
         .help = "The share of ranks that store the inverse of a block; 0: the owner only."),
 
-    /* Messages. */
     ROW(wire_dtype, "messages", "f32", ONE_OF_3(NG_, F32, "f32", BF16, "bf16", F16, "f16"),
         .help = "The type in which sums of averaged statistics are sent.\n"
                 "Each rank rounds its sums to this type, the transport adds in f32 or better, and "
@@ -432,7 +423,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "A message is posted when all its statistics are observed (ng_batch.last), or in "
                 "the step. The option does not change results."),
 
-    /* Update. */
     ROW(update, "update", "gradient",
         ONE_OF_3(NG_UPDATE_, GRADIENT, "gradient", SGD, "sgd", ADAMW, "adamw"),
         .help = "The step function that will be called: ng_step, ng_step_sgd or ng_step_adamw."),
@@ -458,7 +448,6 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "quartiles, largest, mean (EFCP).\n"
                 "Costs two more passes over gradients and PD, and 128 KiB a thread."),
 
-    /* Windows. */
     ROW(window, "windows", "64", WINDOW, FROM(1, COUNT_MAX, "gradients"),
         .help = "m, the number of stored gradients. Windows need no observation; with G [m, d] the "
                 "stored gradients and x the newest:\n"

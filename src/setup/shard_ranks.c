@@ -117,7 +117,6 @@ ng_status ng_shards_exchange(ng_precond *p) {
   return st;
 }
 
-/* Return whether `rank` computes PD of the block. */
 static bool computes_pd(const ng_block *b, int32_t rank) {
   if (b->solves) return rank % b->p->grid.n == b->column;
   return b->averages_everywhere || rank == b->owner;
