@@ -14,23 +14,12 @@
 #include "dense.h"
 #include "draw.h"
 #include "fixture.h"
+#include "one_context.h"
 #include "oracle.h"
 #include "ranks.h"
 
 enum { MOST = 6, GROUPS = 2, ORDER = MOST * MOST, ALL = GROUPS * ORDER };
 static const double DENSE = 3e-12, CORRECTED = 1e-9;
-
-static ng_context *ctx;
-
-static int open_context(void **state) {
-  ng_context_config c;
-  ng_context_config_init(&c, sizeof c);
-  return ng_context_create(NG_VERSION, &c, NULL, 0, &ctx) == NG_OK ? 0 : -1;
-}
-static int close_context(void **state) {
-  ng_context_destroy(&ctx);
-  return 0;
-}
 
 /* ---- against a dense product ------------------------------------------------------------------*/
 

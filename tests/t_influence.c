@@ -7,7 +7,7 @@
 #include "nn/models.h"
 #include "train/scores.h"
 #include "trainer_help.h"
-#include "unit_test.h"
+#include "one_context.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -31,16 +31,6 @@ enum {
   P2 = CLASSES * (HIDDEN + 1)
 };
 static const double TOLERANCE = 1e-5;
-
-static ng_context *ctx;
-
-static int open_context(void **state) {
-  return ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx) == NG_OK ? 0 : -1;
-}
-static int close_context(void **state) {
-  ng_context_destroy(&ctx);
-  return 0;
-}
 
 /* ---- dense formulas ----------------------------------------------------------------------------*/
 

@@ -7,24 +7,13 @@
 #include "nn/models.h"
 #include "train/pruning.h"
 #include "trainer_help.h"
-#include "unit_test.h"
+#include "one_context.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { N = 12, GRADIENTS = 5 };
-
-static ng_context *ctx;
-
-static int open_context(void **state) {
-  return ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx) == NG_OK ? 0 : -1;
-}
-
-static int close_context(void **state) {
-  ng_context_destroy(&ctx);
-  return 0;
-}
 
 /* x_s(i) = sin((i + 1)(s + 0.5)) */
 static double compute_sine(double s, int i) { return sin((double)(i + 1) * (s + 0.5)); }
