@@ -123,7 +123,7 @@ static void write_state_file(const ngio_tensors *f, const char *manifest, bool f
   const char *final = text == NULL ? manifest : text;
   (void)snprintf(sum, sizeof sum, "%08lx", crc32(0, (const Bytef *) final, (uInt)strlen(final)));
   const ngio_text meta[2] = {{"natgrad", final}, {"natgrad.crc32", sum}};
-  char real[32]; /* remains empty if JSON cannot hold the edited manifest */
+  char real[32]; /* name of the file; stays empty if JSON cannot hold the edited manifest */
   create_disk_file(real);
   (void)ngio_tensors_write(real, t, n, meta, 2, NULL, 0);
   move_to_memory(real);

@@ -306,7 +306,8 @@ static void run_thresholds(const char *method) {
                      how[i], k % 2 == 0 ? 1 : 3, k / 2 - 4, k % 3 == 0 ? "ref" : "cpu");
     }
   }
-  for (int32_t k = 0; k < 24; k++) { /* squares close to the smallest f32 */
+  for (int32_t k = 0; k < 24; k++) {
+    /* factors whose entries, squares of the inputs, are close to the smallest f32 */
     (void)run_case("%s size=%de-%d solver=eigen damping_split=full linalg=%s", method,
                    1 + k % 4 * 2, 18 + k / 4, k % 2 == 0 ? "ref" : "cpu");
   }

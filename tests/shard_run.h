@@ -37,8 +37,9 @@ typedef struct shard_run {
   double (*start)[MOST_WEIGHTS]; /* whole weights to begin with, the bias in the last column */
   ng_status (*check)(const ng_precond *p, int32_t rank, void *arg); /* called after the last step */
   void *check_arg;
-  int32_t bad_rank;      /* the rank with the fault */
-  int32_t fail[2];       /* world, model group: collective that fails on rank `bad_rank` */
+  int32_t bad_rank; /* the rank with the fault */
+  /* number of the collective that fails on rank `bad_rank`, in the world and in the model group; 0: none */
+  int32_t fail[2];
   int32_t failing_alloc; /* allocation after ng_ready that fails on rank `bad_rank` */
   bool alloc_failed;     /* set if the run made that allocation */
   ranks_grid grid;

@@ -8,7 +8,8 @@
 
 #include "linalg_check.h"
 
-/* Row i of V [n,n] is the vector of w[i]; u: unit of rounding; known: eigenvalues, ascending, or NULL. */
+/* Check eigenvalues w and eigenvectors V [n,n] of A; row i of V belongs to w[i]. u: the unit of rounding; known: the
+ * expected eigenvalues in ascending order, or NULL. */
 static void check_eigen(const ng_backend *on, const double *A, const double *V, const double *w,
                         const double *known, int64_t n, double u) {
   const double size = frobenius(A, n * n), nu = (double)n * u;

@@ -261,7 +261,8 @@ static ng_status take_step(model *m, int t) {
   return ng_step(m->f.p, 0.1);
 }
 
-/* A frozen layer skips the solves of its period.  It returns with its old inverse, though the damping has changed. */
+/* A frozen layer skips the solves of its period. When the layer is included again, it uses its old inverse, although
+ * the damping has changed. */
 static void frozen_layers_are_not_solved(void **state) {
   model m, d;
   must_open(&m, "damping=0.1 clip=none stat_period=100 solve_period=3");

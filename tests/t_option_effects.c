@@ -25,7 +25,8 @@ enum { ALL = STEPS };
 typedef struct effect {
   const char *option, *settings;
   const char *values; /* separated by '|'; further options may follow a value */
-  /* ALL: the directions agree in all steps, but the number `less` differs or, without `less`, the last bits */
+  /* ALL: directions agree in all steps; then the number `less` must differ or, without `less`, the last bits of
+   * directions */
   int32_t same;
   int32_t ranks; /* number of ranks; 0: one rank */
   /* a number that is smaller with each further value than with the first; NONE: no comparison */

@@ -111,7 +111,7 @@ static void parts_without_arrays_are_required(void **state) {
   clear_folder();
 }
 
-/* Each part, with one flipped bit in the manifest, in the header or in the data. */
+/* In each part, flip one bit in the manifest, in the header or in the data; the load must fail. */
 static void edited_parts_are_refused(void **state) {
   save_parts("a", 2);
   for (int32_t r = 0; r < RANKS; r++) {

@@ -64,7 +64,8 @@ static void two_jobs_may_save_to_one_name(void **state) {
       other.at = late == 0 ? AT_OPENDIR : AT_RENAME;
       must_transfer(RANKS, first == 0 ? (transfer){.parts = a.text, .steps = 2}
                                       : (transfer){.one = a.text, .steps = 2});
-      /* after the listing the first job holds the lock; before it, the other job saves last and completely */
+      /* late = 0: the first job holds the lock, so the other job fails; late = 1: the other job saves completely, and
+       * last */
       assert_int_equal(other.got, late == 0 ? NG_ERR_FILE : NG_OK);
       must_load(a.text, RANKS);
       must_load(a.text, 1);

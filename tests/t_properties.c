@@ -353,7 +353,8 @@ static double compute_clip_factor(const ng_options *o, const test_case *s, const
   return 1 / fmax(1, length / sqrt((double)n) / o->base.clip_bound);
 }
 
-/* Each clip against its formula, with tight bounds and with bounds that clip nothing (a ratio is at most 50). */
+/* Compare each clip factor with its formula, with tight bounds and with bounds that clip nothing (a ratio is at most
+ * 50). */
 static void clips_match_their_formulas(const variant *v) {
   if (has_promise(v, LATE)) return;
   static const struct {

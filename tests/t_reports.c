@@ -190,7 +190,8 @@ static void explain_reports_memory(void **state) {
   static const struct {
     const char *name;
     int32_t index;
-    int64_t count, p, q; /* p = 0: the bytes are in another row, or there are none */
+    /* p = 0: the row has no bytes, because they are in the row of the weight, or because there is no block */
+    int64_t count, p, q;
     int32_t covered;
   } row[] = {{"conv.weight", 0, 5 * 3 * 9, 28, 5, 1},
              {"conv.bias", 0, 5, 0, 0, 1},

@@ -212,7 +212,7 @@ static void live_damping_skips_windows_in_per_layer(void **state) {
 
 /* ---- plans and states ------------------------------------------------------------------------*/
 
-/* A plan counts the windows of lines and leaves the model unchanged. */
+/* A plan includes the windows that lines of per_layer create, and leaves the model unchanged. */
 static void plans_count_windows_of_lines(void **state) {
   model m;
   ng_rank_plan plan = {.struct_size = sizeof plan};

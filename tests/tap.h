@@ -6,7 +6,8 @@
 
 #include <stdint.h>
 
-/* WHOLE: all functions; NO_TEST, NO_START: without them; LATE: start stores a call, and wait runs the call. */
+/* WHOLE: the tap has all functions; NO_TEST: no test; NO_START: no start, wait and test; LATE: start stores a call,
+ * and wait runs the call. */
 typedef enum tap_way { WHOLE, NO_TEST, NO_START, TAP_WAYS, LATE } tap_way;
 
 enum { TAP_STARTS = 16 };

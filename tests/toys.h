@@ -13,7 +13,7 @@
 extern const ng_family toy_diagonal, toy_total;
 ng_family toy_rank_one_family(void);
 
-/* Calls of commit of `total` since the block was created. */
+/* Number of end_step calls of the family `total` since the block was created: with a step that counts, and without. */
 typedef struct toy_commits {
   int32_t taken, skipped;
 } toy_commits;

@@ -77,8 +77,8 @@ static bool has_avx512(void) {
 #endif
 }
 
-/* Return how to make OpenBLAS faster. It uses these kernels without AVX-512 on a processor that it does not know. Only a
- * DYNAMIC_ARCH build has other kernels. */
+/* Return advice for a faster OpenBLAS, or "". On a processor that OpenBLAS does not know, it selects kernels without
+ * AVX-512 (`narrow`). Only a DYNAMIC_ARCH build has other kernels. */
 static const char *openblas_hint(const ng_blas_info *b) {
   static const char *const narrow[] = {"Haswell", "Zen", "Excavator", "Sandybridge", "Prescott"};
   for (size_t i = 0; i < sizeof narrow / sizeof narrow[0]; i++) {

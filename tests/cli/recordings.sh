@@ -46,7 +46,7 @@ changed '\\"bias\\": false' '\\"bias\\":  true'; expect 2 '*array s0.conv2.bias.
 changed '"s2.fc2.g"' '"s2.fc2.x"'; expect 2 '*array s2.fc2.g is missing' "$natgrad" replay "$bad"
 changed '"s3.fc2.weight.out"' '"s3.fc2.weight.oot"'; expect 2 '*array s3.fc2.weight.out is missing' "$natgrad" replay "$bad"
 
-# Changes of its JSON text and arrays: unpack the file into a folder, edit, pack it again.
+# Edit the JSON text and the arrays of a recording: unpack the file into a folder, change the folder, pack it again.
 folder=$scratch/kaisa-eigen-0
 mkdir "$folder"
 "$helper" unpack "$file" "$folder" || fail "unpack"
