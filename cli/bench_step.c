@@ -111,7 +111,7 @@ static void close_step(bench *b) {
 static int open_eva(bench *b) {
   static const char *const names[] = {"precondition", "with sgd"};
   char message[512] = "";
-  /* the sizes are those of 3x3 convolutions with 512 channels */
+  /* the sizes of 3x3 convolutions with 512 channels */
   if (make_arrays(b, 512, 4608) != CLI_OK) return CLI_BAD;
   work *k = b->user;
   float *x = bench_alloc(bench_find_largest_order(&k->list));

@@ -147,11 +147,10 @@ typedef struct ng_transport ng_transport; /* section 3 */
  * NG_OK or an error.  After an error the library calls `abort`, so that no rank waits for this one,
  * and every rank gets NG_ERR_COMM, at the latest in its next step. */
 typedef enum ng_coll_kind {
-  NG_ALL_REDUCE = 1, /* recv[i] = sum over ranks of send[i]; `count` elements */
-  NG_BROADCAST = 2,  /* recv of every rank = send of rank `root`; `count` elements */
-  /* recv of rank r = part r, counts[r] elements, of the sum of send over ranks */
-  NG_REDUCE_SCATTER = 3,
-  NG_ALL_GATHER = 4 /* rank r sends its part, counts[r] elements; recv = all parts in order */
+  NG_ALL_REDUCE = 1,     /* recv[i] = sum over ranks of send[i]; `count` elements */
+  NG_BROADCAST = 2,      /* recv of every rank = send of rank `root`; `count` elements */
+  NG_REDUCE_SCATTER = 3, /* recv of rank r = counts[r] elements of the sum, part r */
+  NG_ALL_GATHER = 4      /* rank r sends its part, counts[r] elements; recv = all parts in order */
 } ng_coll_kind;
 
 /* One collective.  Every member of the group makes the same calls in the same order. */
@@ -160,15 +159,13 @@ typedef struct ng_collective {
   ng_coll_kind kind;
   ng_dtype dtype; /* f64, f32, bf16, f16: sums are computed in f32 or better; u8: no sums */
   ng_mem mem;
-  void *group;  /* handle from group_create; NULL: all ranks */
-  int32_t root; /* broadcast: rank in the whole transport, also if there is a group */
-  /* equals recv, or shares no memory with it; in an all-gather it may be a part of recv */
-  const void *send;
+  void *group;           /* handle from group_create; NULL: all ranks */
+  int32_t root;          /* broadcast: rank in the whole transport, also if there is a group */
+  const void *send;      /* equal to recv, or disjoint; all-gather: may be a part of recv */
   void *recv;            /* in a reduce-scatter it may be a part of send */
   int64_t count;         /* all-reduce, broadcast: number of elements */
   const int64_t *counts; /* reduce-scatter, all-gather: number of elements of each member */
-  /* device memory: the stream that must finish its work first; host memory: NULL */
-  void *stream;
+  void *stream; /* device memory: the stream whose work precedes the call; host memory: NULL */
 } ng_collective;
 
 struct ng_transport {
@@ -236,12 +233,10 @@ typedef struct ng_context_config {
   /* Receives a line for the log, without newline: "step: n = 12 clip = 0.031".  NULL: no log. */
   void (*log)(void *user, ng_log_level level, const char *line);
   void *log_user;
-  /* most verbose level that is logged; the environment variable NG_LOG overrides it */
-  ng_log_level log_level;
+  ng_log_level log_level; /* most verbose level; the environment variable NG_LOG overrides it */
   const ng_transport *transport; /* the library copies the table; NULL: one rank */
-  /* "cpu", "ref", "cuda", "cuda:INDEX"; NULL: "cpu", or "ref" in a build without BLAS */
-  const char *linalg;
-  void *queue; /* device stream (cudaStream_t) of all work; NULL on the host */
+  const char *linalg; /* "cpu", "ref", "cuda", "cuda:INDEX"; NULL: "cpu" if BLAS is built in */
+  void *queue;        /* device stream (cudaStream_t) of all work; NULL on the host */
   /* Groups of ranks, copied; NULL: none.  If only some ranks set one, ng_ready: NG_ERR_COMM.
    * Tensor parallelism: ranks of `transport` that work on the same samples and share layers
    * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size. */
@@ -381,10 +376,8 @@ typedef struct ng_option_info {
   const char *test;  /* name of the test in which two values of the option give different results */
   int32_t per_layer; /* 1: allowed in ng_layer.options and per_layer */
   int32_t live;      /* 1: ng_set may change the option after ng_ready */
-  /* what a method must have to use the option: "a window", ...; "": every method uses it */
-  const char *trait;
-  /* another option, whose value decides whether this option has an effect (ng_options_idle) */
-  const char *needs;
+  const char *trait; /* what a method must have to use the option: "a window", ...; "": nothing */
+  const char *needs; /* the option whose value decides if this one has an effect: ng_options_idle */
 } ng_option_info;
 NG_API int32_t ng_option_count(void);
 NG_API NG_CHECKED ng_status ng_option_at(int32_t i, ng_option_info *out);
@@ -675,9 +668,8 @@ typedef struct ng_report {
   int64_t plain;        /* number of solves that used rung 6: the plain gradient */
   int32_t stations;     /* number of rows of ng_report_station */
   int64_t kept;         /* layers and tensors without gradient in the last step (missing = keep) */
-  /* number of statistics that were due, but not observed, summed over steps */
-  int64_t unobserved;
-  int32_t statistics; /* number of rows of ng_report_statistic */
+  int64_t unobserved;   /* statistics that were due, but not observed, summed over steps */
+  int32_t statistics;   /* number of rows of ng_report_statistic */
   /* sum ||D||^2 and sum ||PD||^2 of the last step, before the clip; 0 before any step and after
    * loading.  Without blocks, d2, pd2, inner: 0; with quantify = 1: of the fused update, below. */
   double d2, pd2;
@@ -703,27 +695,23 @@ typedef struct ng_station_report {
   double last_ms, total_ms;              /* time, with waits for other ranks */
   int64_t last_bytes, total_bytes;       /* bytes of the collectives of this rank in this station */
   int64_t last_messages, total_messages; /* number of these collectives */
-  /* time in which this rank only waited for these collectives */
-  double last_wait_ms, total_wait_ms;
-  /* number of times that the host waited for queued work, as in ng_report.waits */
-  int64_t last_waits;
+  double last_wait_ms, total_wait_ms;    /* time in which the rank only waited for collectives */
+  int64_t last_waits; /* number of waits for queued work, as in ng_report.waits */
 } ng_station_report;
 
 typedef struct ng_layer_report {
   size_t struct_size;
   const char *name;
-  /* times in the last step that observed, solved or measured */
-  double observe_ms, solve_ms, measure_ms;
-  /* pi of the last solve on this rank (option damping_split); 0: none */
-  double pi;
-  double damping_a;           /* added to the diagonal of A in the last solve; 0: none */
-  double damping_g;           /* added to the diagonal of G in the last solve; 0: none */
-  int32_t rung;               /* 0: no fallback; 1 to 6: see ng_report.more_damping */
-  int64_t observations;       /* number of arrays read on this rank; saved */
-  int64_t kept;               /* number of steps without gradient (missing = keep) */
-  int32_t frozen;             /* 1: registered as frozen, or by ng_freeze */
-  int64_t unobserved;         /* number of steps with a statistic that was due, but not observed */
-  double damping_f;           /* added to the diagonal of a norm block's F; 0: none */
+  double observe_ms, solve_ms, measure_ms; /* times in the last step that did this work */
+  double pi;            /* of the option damping_split, in the last solve on this rank; 0: none */
+  double damping_a;     /* added to the diagonal of A in the last solve; 0: none */
+  double damping_g;     /* added to the diagonal of G in the last solve; 0: none */
+  int32_t rung;         /* 0: no fallback; 1 to 6: see ng_report.more_damping */
+  int64_t observations; /* number of arrays read on this rank; saved */
+  int64_t kept;         /* number of steps without gradient (missing = keep) */
+  int32_t frozen;       /* 1: registered as frozen, or by ng_freeze */
+  int64_t unobserved;   /* number of steps with a statistic that was due, but not observed */
+  double damping_f;     /* added to the diagonal of a norm block's F; 0: none */
   const char *block, *method; /* as in ng_explain_row */
 } ng_layer_report;
 
@@ -733,8 +721,7 @@ typedef struct ng_statistic_report {
   const char *layer, *name;
   int64_t refreshed, passed; /* number of steps with a refresh, and without */
   int64_t interval, next;    /* refresh_tolerance > 0: interval, and step of the next refresh */
-  /* bytes of sums that were sent; bytes that were not sent, because the sum was stale */
-  int64_t bytes_sent, bytes_passed;
+  int64_t bytes_sent, bytes_passed; /* bytes of sums: sent; not sent, because the sum was stale */
 } ng_statistic_report;
 
 NG_API NG_CHECKED ng_status ng_report_read(const ng_precond *p, ng_report *r);
@@ -765,10 +752,8 @@ typedef struct ng_rank_plan {
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;
   int64_t scatter_bytes, scatter_messages; /* part of sums_*: in a reduce-scatter */
-  /* in station "solve", if A and G have different owners: their traces, in one message */
-  int64_t trace_bytes;
-  /* in station "statistics": top-k selection of all ranks together, for sharded windows */
-  int64_t topk_bytes, topk_messages;
+  int64_t trace_bytes; /* station "solve": one message with traces, if owners of A and G differ */
+  int64_t topk_bytes, topk_messages; /* station "statistics": top-k selection of sharded windows */
   int64_t shards_bytes, shards_messages; /* in the model group: the gradients of sharded layers */
   int64_t verdict_bytes;                 /* in the model group: the statuses of one micro-batch */
   int64_t observed_bytes; /* in the model group: the observations of one sample, in f32 */
@@ -794,13 +779,10 @@ typedef struct ng_explain_row {
   int32_t covered;    /* 1: preconditioned */
   const char *family; /* "kronecker", ...; "none" */
   const char *why;    /* "A 27x27, G 64x64", "matches skip_layers", "registered as a tensor", ... */
-  /* bytes of the block's curvature on this rank, in the row of its first parameter; else 0 */
-  int64_t bytes;
-  int32_t owner; /* the rank that solves the block; -1: none */
-  /* name of the block in messages and files: the layer, "window", "window.<first layer>"; "": none */
-  const char *block;
-  /* method of the layer's own options, otherwise of the model; "" without a block */
-  const char *method;
+  int64_t bytes;      /* of the block's curvature here, in the row of its first parameter; else 0 */
+  int32_t owner;      /* the rank that solves the block; -1: none */
+  const char *block;  /* the layer, "window" or "window.<first layer>", as in messages; "": none */
+  const char *method; /* of the layer's own options or of the model; "" without a block */
 } ng_explain_row;
 NG_API int32_t ng_explain_count(const ng_precond *p);
 NG_API NG_CHECKED ng_status ng_explain(const ng_precond *p, int32_t i, ng_explain_row *out);

@@ -16,7 +16,7 @@ typedef struct ng_comm {
   ng_transport t;
   int32_t rank, size;
   bool broken;      /* a call of the transport has failed */
-  int64_t bytes;    /* bytes of all collectives so far, without those of groups of one rank */
+  int64_t bytes;    /* bytes of all collectives so far, except collectives of groups of one rank */
   int64_t messages; /* number of these collectives */
   ng_meter meter;   /* time spent in these collectives */
   /* largest number of elements of one call of the transport; tests set a smaller value */

@@ -289,7 +289,7 @@ static const struct variant {
   const char *program; /* name of the program in messages */
   const char *names;   /* accepted names of the variant, as copy_letters_and_digits() writes them */
   const char *variant, *method;
-  const ng_option_setting *values; /* the values that differ from those of the method */
+  const ng_option_setting *values; /* the values that differ from the method's values */
 } variant[] = {
     {"KAISA", "kaisa|gpauloski", "eigen", "kaisa", no_values},
     {"KAISA", "kaisa|gpauloski", "inverse", "kaisa", ng_kaisa_inverse},

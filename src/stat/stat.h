@@ -104,7 +104,7 @@ typedef struct ng_stat {
   double *shift;      /* [groups] numbers to add to the diagonal of the average; NULL: none */
   ng_rule rule;
   ng_spread spread;
-  /* the rank that stores the average, or one of them; number of ranks whose sums are added */
+  /* a rank that stores the average; number of ranks whose sums are added */
   int32_t owner, observers;
   /* whether this rank observes the statistic, and whether it stores the average */
   bool observes, has_average;
