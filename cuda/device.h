@@ -38,7 +38,7 @@ typedef struct dv_measure {
   bool has_bias;
 } dv_measure;
 
-/* ng_read; to NULL: only `finite` is set */
+/* Stands for ng_read. If `to` is NULL, the kernel only sets `finite`. */
 typedef struct dv_read {
   dv_region D;
   float *to;

@@ -171,7 +171,7 @@ static void announced_lengths_are_not_trusted(void **state) {
   assert_refusal(&b, "layer 'fc1' is 'linear in=4", before);
   assert_int_equal(other.at, header);
 
-  /* The valid header, except that its first array has 2^56 bytes and the others follow it. */
+  /* Change the valid header: the first array has 2^56 bytes, and the other arrays follow it. */
   int64_t length = 0;
   for (int i = 0; i < 8; i++)
     length += (int64_t)good.bytes[i] << (8 * i);

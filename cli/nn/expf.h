@@ -24,7 +24,7 @@ static inline float nn_expf(float x) {
   p = p * r + 1.0F;
   uint32_t bits;
   float power;
-  memcpy(&bits, &shifted, sizeof bits); /* the low bits of `shifted` have n */
+  memcpy(&bits, &shifted, sizeof bits); /* the low bits of `shifted` contain the integer n */
   bits = (bits << 23) + 0x3F800000U;    /* 2^n as f32 */
   memcpy(&power, &bits, sizeof power);
   return p * power;

@@ -222,7 +222,7 @@ static double pivot_spread(const ng_window *w, const ng_window_part *p, double l
   return most;
 }
 
-/* Return a of the formula above, from n solves; z [places]: scratch. */
+/* Return the number a of the formula above, which takes n solves; z [places]: scratch. */
 static double error_amplification(ng_block *b, const ng_window_part *p, double lambda,
                                   const double *S, double *z) {
   const ng_window *w = ng_window_of(b);

@@ -40,7 +40,7 @@ npy() { # DESCR SHAPE: the header; values follow from stdin
   printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "$header" && cat
 }
 
-# ---- good ones ------------------------------------------------------------------------------------
+# ---- valid files ------------------------------------------------------------------------------------
 
 mnist plain
 good mnist:plain
