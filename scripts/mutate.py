@@ -110,7 +110,7 @@ class TreeCopy:
         def limit_child_process():
             os.setsid()
             os.umask(umask)
-            resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+            resource.setrlimit(resource.RLIMIT_AS, (76 << 30, 76 << 30))  # tests/late_memory.c reserves 64 GiB
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
         log = open(os.path.join(self.tmp, "out"), "w+b")
@@ -259,7 +259,9 @@ def compiled_checksum(tree, objects, path):
     """Compile a source.  Return a checksum of the object file, or of the syntax tree; None after an error."""
     if path.endswith(".py"):
         try:
-            return hashlib.sha256(ast.dump(ast.parse(open(os.path.join(tree.source, path)).read())).encode()).hexdigest()
+            text = open(os.path.join(tree.source, path)).read()
+            compile(text, path, "exec")
+            return hashlib.sha256(ast.dump(ast.parse(text)).encode()).hexdigest()
         except SyntaxError:
             return None
     code = path not in objects or run_command(["ninja", "-C", tree.build, objects[path]])[0]

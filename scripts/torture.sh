@@ -98,7 +98,7 @@ run_attacks() {
   attack 'faults of shards' 60 "$build/t_shards_faults"
   attack 'ranks that disagree' 540 "$build/t_same"
   [[ ! -x $build/t_same_mpi ]] || attack 'ranks that disagree, MPI' 120 tests/mpirun.sh 3 "$build/t_same_mpi"
-  attack 'torch.distributed under faults' 20 tests/python.sh "$(realpath "$build/libnatgrad.so.0")" 2 \
+  attack 'torch.distributed under faults' 40 tests/python.sh "$(realpath "$build/libnatgrad.so.0")" 2 \
     test_ranks.Ranks.test_random_faults_reach_all_ranks
 }
 

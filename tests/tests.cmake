@@ -33,10 +33,10 @@ function(natgrad_test name)
     list(APPEND arg_LABEL quick)
   endif()
   add_test(NAME ${name} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
-  # The threads of OpenBLAS wait for each other in a loop: on a busy machine a small product takes milliseconds.  Only
-  # tests of the linear algebra keep them.
+  # The threads of OpenBLAS wait for each other in a loop: on a busy machine a small product takes milliseconds.  Unit
+  # tests but those of the linear algebra have one thread, and long tests of the program.
   set(blas_threads)
-  if(arg_LABEL MATCHES unit AND NOT name MATCHES "^t_(linalg|eigen|sym)")
+  if((arg_LABEL MATCHES unit AND NOT name MATCHES "^t_(linalg|eigen|sym)") OR name MATCHES "^cli_(compare|images|resume)$")
     set(blas_threads ";OPENBLAS_NUM_THREADS=1")
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT}

@@ -109,7 +109,8 @@ class _CallbackTable:
                 function(*arguments)
                 return _abi.NG_OK
             except BaseException as error:  # an exception must not pass through C
-                self._exception = error
+                # Without its frames, which refer to the last collective: a collective keeps the connections of a group open.
+                self._exception = error.with_traceback(None)
                 return _abi.NG_ERR_COMM
         return call
 

@@ -231,7 +231,7 @@ def step_with_broken_rank(rank, world):
     return None
 
 
-FAULTS = int(20 * float(os.environ.get("NG_TEST_MULT") or 1))
+FAULTS = int(40 * float(os.environ.get("NG_TEST_MULT") or 1))
 
 
 def step_with_random_faults(rank, world, tries, seed):
@@ -513,9 +513,11 @@ class Ranks(Case):
             self.assertIsNotNone(found)
 
     def test_random_faults_reach_all_ranks(self):
-        for wrong, faults in ranks.run_on_ranks(2, step_with_random_faults, FAULTS, int(os.environ.get("NG_TEST_SEED") or 20260711)):
-            self.assertEqual(wrong, [])
-            self.assertGreater(2 * faults, FAULTS - 10)
+        seed = int(os.environ.get("NG_TEST_SEED") or 20260714)
+        for world in (2, 3):
+            for wrong, faults in ranks.run_on_ranks(world, step_with_random_faults, FAULTS // 2, seed):
+                self.assertEqual(wrong, [])
+                self.assertGreater(2 * faults, FAULTS // 2 - 10)
 
     def test_private_group_beside_nccl(self):
         for found in ranks.run_on_ranks(2, step_beside_nccl):
