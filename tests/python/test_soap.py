@@ -118,6 +118,10 @@ class Soap(Case):
             for x, y in zip(a.state_dict().values(), b.state_dict().values()):
                 self.assertTrue(torch.equal(x, y))
 
+    def test_shampoo_beta(self):
+        for given, want in ((dict(), 0.95), (dict(shampoo_beta=0.5), 0.5), (dict(shampoo_beta=0.0), 0.0)):
+            self.assertEqual(float(natgrad.SOAP(small_conv_net(), **given).preconditioner._core.get("stat_decay")), want)
+
     def test_bad_arguments_are_named(self):
         for options, text in ((dict(betas=0.9), "betas"), (dict(max_precond_dim=0), "max_axis"), (dict(eps=0), "moment_epsilon"),
                               (dict(precondition_frequency=0), "solve_period"), (dict(betas=(1.0, 0.9)), "first_decay")):
