@@ -434,6 +434,8 @@ static const family families[] = {
      "method=shampoo damping=0.1 stat_decay=0.9 max_axis=4 kept_axes=2 grafting=adam "
      "solve_period=2 moment_epsilon=0.01",
      FRACTIONS | SHAPED | NORMS | TOKENS, WHOLE, .growth = 8},
+    {"kl-shampoo", "method=kl-shampoo damping=0.1 solve_period=1", FRACTIONS | SHAPED, WHOLE,
+     .growth = 8},
     {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS, WHOLE,
      .predict = window_predict, .growth = WINDOW_GROWTH},
 };

@@ -40,7 +40,7 @@ ng_status fixture_open_options(fixture *f, const ng_options *o, const fixture_ho
 
 ng_status fixture_open(fixture *f, const char *options, const fixture_how *how) {
   ng_options o;
-  char text[512], *line = text;
+  char text[1024], *line = text;
   memset(f, 0, sizeof *f);
   ng_options_set_defaults(&o);
   if ((size_t)snprintf(text, sizeof text, "%s", options) >= sizeof text) return NG_ERR_ARG;

@@ -13,12 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FC, SHAMPOO, SHAMPOO_SUM, SOAP, SOAP_SMALL, SOAP_ROTATE, ENTRIES, STEPS = 8, SAVED = 5 };
+enum { FC, SHAMPOO, SHAMPOO_SUM, SHAMPOO_KL, SOAP, SOAP_SMALL, SOAP_ROTATE, ENTRIES };
+enum { STEPS = 8, SAVED = 5 };
 enum { MOST = 6, MOST_WEIGHTS = MOST * MOST };
 
 static const family_entry entry[ENTRIES] = {[FC] = {"fc", 6, 4},
                                             [SHAMPOO] = {"shampoo", 6, 5, .silent = true},
                                             [SHAMPOO_SUM] = {"shampoo.sum", 2, 6, .silent = true},
+                                            [SHAMPOO_KL] = {"shampoo.kl", 5, 3, .silent = true},
                                             [SOAP] = {"soap", 6, 6, .silent = true},
                                             [SOAP_SMALL] = {"soap.small", 3, 3, .silent = true},
                                             [SOAP_ROTATE] = {"rotate", 4, 4, .silent = true}};
@@ -37,7 +39,8 @@ static const family_model model = {entry, ENTRIES, STEPS, SAVED, separate_singul
 #define COMMON                                                                                     \
   "damping=0.3 stat_decay=0.9 stat_start=zero solve_period=2 per_layer='" SOAP_OPTIONS             \
   "; shampoo.sum: method=shampoo first_decay=0 kept_axes=2 damping=0.3 solve_period=2 "            \
-  "solve_start=3; shampoo: method=shampoo first_decay=0 kept_axes=2 damping=0.3 solve_period=2 "   \
+  "solve_start=3; shampoo.kl: method=kl-shampoo first_decay=0 damping=0.3 solve_period=2 "         \
+  "stat_decay=0.9; shampoo: method=shampoo first_decay=0 kept_axes=2 damping=0.3 solve_period=2 "  \
   "stat_decay=0.9 grafting=sgd' "
 static const double EPSILON = 0.3, RHO = 0.9, BETA = 0.95;
 
@@ -72,30 +75,59 @@ static void fold_gradient(expected *x, bool sum, const double *D) {
   }
 }
 
-static void compute_shampoo_roots(expected *x, double c) {
+/* Powers of F / c + EPSILON I; kl: of F + EPSILON tr(F) / n I. */
+static void compute_shampoo_roots(expected *x, double c, bool kl) {
   for (int k = 0; k < 2; k++) {
     const int64_t n = k == 0 ? x->m : x->n;
-    double A[MOST_WEIGHTS], d[MOST], Q[MOST_WEIGHTS], P[MOST_WEIGHTS];
+    double A[MOST_WEIGHTS], d[MOST], Q[MOST_WEIGHTS], P[MOST_WEIGHTS], mean = kl ? 0.0 : 1.0;
+    for (int64_t i = 0; i < n && kl; i++)
+      mean += x->F[k][i * (n + 1)] / (double)n;
     for (int64_t i = 0; i < n * n; i++)
-      A[i] = x->F[k][i] / c + (i % (n + 1) == 0 ? EPSILON : 0.0);
+      A[i] = x->F[k][i] / c + (i % (n + 1) == 0 ? EPSILON * mean : 0.0);
     dense_eigen(n, A, d, Q);
     for (int64_t i = 0; i < n * n; i++)
-      P[i] = Q[i] * pow(d[i % n], -0.25);
+      P[i] = Q[i] * pow(d[i % n], kl ? -0.5 : -0.25);
     dense_product(false, true, n, n, n, P, Q, x->Q[k]);
   }
 }
 
-/* The average has grafting; the sum has none, and its first root in step 3. */
-static void predict_shampoo(expected *x, int32_t step, bool sum, const double *D, double *out) {
+/* Both F from s I in step 0, with s the root mean square of D, which also stands for the other root there. */
+static void fold_kl_gradient(expected *x, int32_t step, const double *D) {
   const int64_t m = x->m, n = x->n;
+  const double s = step == 0 ? frobenius_norm(D, m * n) / sqrt((double)(m * n)) : 1.0;
+  double T[2][MOST_WEIGHTS], S[MOST_WEIGHTS];
+  memcpy(T[0], D, (size_t)(m * n) * sizeof *D);
+  memcpy(T[1], D, (size_t)(m * n) * sizeof *D);
+  if (step > 0) {
+    dense_product(false, false, m, n, n, D, x->Q[1], T[0]);
+    dense_product(false, false, m, n, m, x->Q[0], D, T[1]);
+  }
+  for (int k = 0; k < 2; k++) {
+    const int64_t size = k == 0 ? m : n, other = k == 0 ? n : m;
+    dense_product(k == 1, k == 0, size, size, other, T[k], T[k], S);
+    for (int64_t i = 0; i < size * size; i++) {
+      if (step == 0) x->F[k][i] = i % (size + 1) == 0 ? s : 0.0;
+      x->F[k][i] = RHO * x->F[k][i] + (1.0 - RHO) * S[i] / (s * (double)other);
+    }
+  }
+  if (step % 2 == 0) compute_shampoo_roots(x, 1.0, true);
+}
+
+/* The average has grafting; the sum has none, and its first root in step 3. */
+static void predict_shampoo(expected *x, int32_t step, int32_t which, const double *D, double *out) {
+  const int64_t m = x->m, n = x->n;
+  const bool sum = which == SHAMPOO_SUM, kl = which == SHAMPOO_KL;
   const int32_t t = step + 1;
-  if (sum ? t == 3 || (t > 3 && t % 2 == 0) : step % 2 == 0)
-    compute_shampoo_roots(x, sum ? 1.0 : 1.0 - pow(RHO, t));
+  if (kl) {
+    assert_true(x->Q[0][0] > 0.0); /* fold_kl_gradient has set the roots */
+  } else if (sum ? t == 3 || (t > 3 && t % 2 == 0) : step % 2 == 0) {
+    compute_shampoo_roots(x, sum ? 1.0 : 1.0 - pow(RHO, t), false);
+  }
   memcpy(out, D, (size_t)(m * n) * sizeof *out);
   if (sum && t < 3) return;
   dense_product(false, false, m, n, m, x->Q[0], D, out);
   dense_product(false, false, m, n, n, out, x->Q[1], out);
-  const double by = sum ? 1.0 : frobenius_norm(D, m * n) / frobenius_norm(out, m * n);
+  const double by = sum || kl ? 1.0 : frobenius_norm(D, m * n) / frobenius_norm(out, m * n);
   for (int64_t i = 0; i < m * n; i++)
     out[i] *= by;
 }
@@ -199,10 +231,10 @@ static void must_match_formulas(const family_run *run) {
       family_draw_gradients(&model, step, i, d);
       for (int64_t k = 0; k < x.m * x.n; k++)
         D[k] = (double)d[k];
-      fold_gradient(&x, i == SHAMPOO_SUM, D);
-      if (step == run->bad_step && run->bad_entry == FC) fold_gradient(&x, i == SHAMPOO_SUM, D);
+      for (int j = 0; j < 1 + (step == run->bad_step && run->bad_entry == FC); j++)
+        i == SHAMPOO_KL ? fold_kl_gradient(&x, step, D) : fold_gradient(&x, i == SHAMPOO_SUM, D);
       if (i >= SOAP) predict_soap(&x, step, i == SOAP_ROTATE, D, want);
-      if (i < SOAP) predict_shampoo(&x, step, i == SHAMPOO_SUM, D, want);
+      if (i < SOAP) predict_shampoo(&x, step, i, D, want);
       for (int64_t k = 0; k < x.m * x.n; k++) {
         want[k] *= run->clip[0][step];
         most = fmax(most, fabs(want[k]));
@@ -244,7 +276,7 @@ static void ranks_and_fractions_follow_the_formulas(void **state) {
 }
 
 static void reports_name_the_family_and_its_damping(void **state) {
-  static const char *const family[ENTRIES] = {"kronecker", "shampoo", "shampoo",
+  static const char *const family[ENTRIES] = {"kronecker", "shampoo", "shampoo", "shampoo",
                                               "soap",      "soap",    "soap"};
   family_run *run = family_must_train(new_run(COMMON "clip=none", 1));
   for (int32_t i = 0; i < ENTRIES; i++) {
@@ -268,13 +300,13 @@ static void resumed_runs_have_the_same_bits(void **state) {
 /* A step is skipped for a NaN, then repeated.  A NaN in "fc" leaves moments and bases of the other layers.  A NaN in a
  * layer also keeps the gradient of this layer out of its averages. */
 static void skipped_steps_leave_moments_and_bases(void **state) {
-  static const int32_t bad[] = {FC, SHAMPOO, SOAP};
+  static const int32_t bad[] = {FC, SHAMPOO, SHAMPOO_KL, SOAP};
   for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
     family_run *good = family_must_train(new_run(COMMON "clip=none", ranks));
-    for (int k = 0; k < 9; k++) {
+    for (int k = 0; k < 12; k++) {
       family_run *run = new_run(COMMON "clip=none", ranks);
-      run->bad_step = 2 + k / 3; /* Shampoo solves in step 2 and 4, SOAP in step 3 */
-      run->bad_entry = bad[k % 3];
+      run->bad_step = 2 + k / 4; /* Shampoo solves in step 2 and 4, SOAP in step 3 */
+      run->bad_entry = bad[k % 4];
       (void)family_must_train(run);
       if (run->bad_entry == FC) must_match_formulas(run);
       for (int32_t step = 0; step < STEPS && run->bad_entry != FC; step++) {

@@ -112,6 +112,7 @@ static const effect effects[] = {
     {"vector_factor", SOAP, "0|1", .same = 1},
     {"basis_moments", SOAP, "permute|rotate", .same = 2},
     {"normalize", SOAP, "0|1", .same = 2},
+    {"gram_form", SHAMPOO "stat_decay=0.9", "plain|kl", .same = 0},
     {"grafting", SHAMPOO, "none|sgd|adam|rmsprop", .same = 0},
     {"grafting", SHAMPOO, "adam|adagrad", .same = 1},
     {"filter_decay", SHAMPOO, "0.9|0.5", .same = 1},

@@ -245,9 +245,9 @@ static bool find_other_value(const ng_option_info *o, const char *method, differ
 }
 
 static void differing_options_are_refused(void **state) {
-  static const char *const method[] = {"natgrad", "kaisa",     "spngd",        "eva",      "mfac",
-                                       "ggt",     "efcp",      "lowrank-mfac", "mpd-kfac", "muon",
-                                       "soap",    "kfac-adam", "shampoo"};
+  static const char *const method[] = {"natgrad", "kaisa",     "spngd",        "eva",       "mfac",
+                                       "ggt",     "efcp",      "lowrank-mfac", "mpd-kfac",  "muon",
+                                       "soap",    "kfac-adam", "shampoo",      "kl-shampoo"};
   int tried = 0;
   for (int32_t i = 0; i < ng_option_count(); i++) {
     ng_option_info o = {.struct_size = sizeof o};

@@ -172,7 +172,7 @@ static ng_status add_layers_and_tensors(precond *p) {
 
 /* Return true if the method has statistics of embeddings with these options. */
 static bool can_have_embeddings(const char *method, const ng_options *o) {
-  return cli_method_has_option(method, "solver") &&
+  return cli_method_has_option(method, "solver") && strcmp(method, "ekfac") != 0 &&
          strcmp(cli_get_option_text(o, "solver").text, "product") != 0 &&
          strcmp(cli_get_option_text(o, "positions").text, "reduce") != 0;
 }

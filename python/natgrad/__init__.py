@@ -15,7 +15,7 @@ from ._core import ArgumentError, Error, build_info, methods, options, published
 from ._methods import CLASSES as _CLASSES
 
 _LAZY = {"Preconditioner": ".preconditioner", "SGD": ".optim", "AdamW": ".optim", "KFACAdam": ".optim", "SOAP": ".optim",
-         "Shampoo": ".optim", "Muon": ".optim", "Curvature": ".curvature", "Log": ".records",
+         "Shampoo": ".optim", "KLShampoo": ".optim", "Muon": ".optim", "Curvature": ".curvature", "Log": ".records",
          **{row[0]: ".preconditioner" for row in _CLASSES}}
 __all__ = ["ArgumentError", "Error", "build_info", "methods", "options", "published", *_LAZY]
 

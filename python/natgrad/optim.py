@@ -253,6 +253,20 @@ class SOAP(KFACAdam):
         self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay), options)
 
 
+class KLShampoo(KFACAdam):
+    """Shampoo with matrices that minimise the KL divergence to the gradient's covariance (arXiv 2509.03378).  epsilon: a multiple
+    of the mean eigenvalue.  More keywords as for SGD."""
+
+    method = "kl-shampoo"
+
+    def __init__(self, model_or_params=None, /, lr=3e-3, betas=(0.9, 0.95), epsilon=1e-6, weight_decay=0.01,
+                 precondition_frequency=10, *, model=None, params=None, **options):
+        one, two = _read_betas(betas)
+        self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay),
+                        dict(first_decay=one, filter_decay=one, stat_decay=two, damping=epsilon,
+                             solve_period=precondition_frequency, **options))
+
+
 class Shampoo(SGD):
     """Distributed Shampoo (facebookresearch/optimizers): inverse roots of the gradient's Gram matrices, with the arguments of the
     program.  grafting: None, 'sgd', 'adam', 'adagrad' or 'rmsprop'; grafting_beta2 is 0.999, of rmsprop 0.99.  Weight decay is the

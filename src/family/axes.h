@@ -24,21 +24,39 @@ typedef struct ng_axes_parameter {
   bool is_cut; /* true: the elements of the piece are not adjacent in memory */
 } ng_axes_parameter;
 
+/* The first member of the state of a block: matrices of a list of parameters or pieces. */
+enum { NG_GRAMS_RUNG, NG_GRAMS_WERE_GOOD, NG_GRAMS_INFO };
+typedef struct ng_grams {
+  ng_axes_parameter *list;
+  int32_t count, matrices;
+  ng_matrix *matrix;  /* [matrices] */
+  ng_moments moments; /* M and V */
+  float *info;        /* [NG_GRAMS_INFO] result of the last solve; NULL: none */
+  ng_direction_sums total;
+} ng_grams;
+static inline ng_grams *ng_grams_of_block(const ng_block *b) { return b->state; }
+
 /* Set the axes of the parameter of a segment, merged as the options say. Return whether the parameter is a vector. */
 bool ng_axes_of_segment(const ng_block *b, int32_t segment, ng_axes *a);
 /* Set `parameter` of each segment; return the number of matrices. */
 int32_t ng_axes_of_block(const ng_block *b, ng_axes_parameter parameter[NG_AXES_PARAMETERS]);
-/* Declare L of a list of `count` parameters or pieces. */
-ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *list, int32_t count,
-                          int32_t matrices);
 /* Enqueue: D <- the gradients of all segments, f32, row after row; *finite <- 0 if an element is not finite. */
 void ng_axes_read_gradients(const ng_block *b, float *D, int32_t *finite);
-/* Add fresh D_(k) D_(k)' to the sums of L. */
-void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count,
-                     ng_direction_sums *sums);
-/* Return NG_SKIPPED if D is not finite, or |D|^2, which bounds the entries of D D', exceeds f32; read what ng_axes_observe has
- * stored in *sums. Every owner decides before any sum is folded, so a skipped step changes no L. */
-ng_status ng_axes_check_gradients(const ng_block *b, const ng_direction_sums *sums);
+/* Entries of a family (family.h), for a block whose state begins with ng_grams:
+ *     declare_statistics, write_report
+ *     observe                 add fresh D_(k) D_(k)' to the sums of L
+ *     check_gradients_finite  NG_SKIPPED if D is not finite, or |D|^2, which bounds the entries of D D', exceeds f32. Every owner
+ *                             decides before any sum is folded, so a skipped step changes no L. */
+ng_status ng_grams_declare(ng_block *b);
+ng_status ng_grams_observe(ng_block *b, const ng_obs *o);
+ng_status ng_grams_check_gradients(ng_block *b);
+void ng_grams_write_report(const ng_block *b, ng_layer_report *report);
+/* The part of ng_grams_observe before the products: enqueue D <- the gradients, |D|^2, and the scaling of the old sums. */
+void ng_grams_read(ng_block *b, float *D);
+/* Store the rung of a solve; return the status of the entry `solve`. */
+ng_status ng_grams_store_rung(ng_block *b, int32_t rung);
+/* Return NG_ERR_ARG if a matrix exceeds 32-bit LAPACK; `advice` ends the message. */
+ng_status ng_grams_check_orders(const ng_block *b, const char *advice);
 int64_t ng_axes_elements_of_block(const ng_block *b);
 /* Return the floats of scratch for the functions above: D, a piece, then the scratch of twosided/. */
 int64_t ng_axes_block_scratch(const ng_block *b, const ng_axes_parameter *list, int32_t count);

@@ -111,23 +111,20 @@ void ng_axes_name_field(const ng_segment *s, ng_field *f) {
 
 /* ---- statistics ------------------------------------------------------------------------------*/
 
-ng_status ng_axes_declare(ng_block *b, const ng_axes_parameter *list, int32_t count,
-                          int32_t matrices) {
-  if (matrices == 0) return NG_OK;
+ng_status ng_grams_declare(ng_block *b) {
+  const ng_grams *k = ng_grams_of_block(b);
+  if (k->matrices == 0) return NG_OK;
   ng_status st = ng_block_alloc_stats(b, 1);
-  if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, matrices);
+  if (st == NG_OK) st = ng_stat_alloc_parts(b, b->stat, 1, k->matrices);
   if (st != NG_OK) return st;
   b->stat->name = "L";
   b->stat->observed = NG_OBSERVED_FLATGRAD;
   b->stat->spread = NG_SPREAD_LOCAL;
   b->stat->symmetric = b->stat->rule.averaged = true;
-  for (int32_t i = 0; i < count; i++) {
-    for (int32_t k = 0; k < list[i].axes.count; k++) {
-      const int32_t at = list[i].part[k];
-      if (at < 0) continue;
-      ng_stat_part *part = &b->stat->part[at];
-      part->rows = part->cols = part->channels = list[i].axes.length[k];
-    }
+  b->stat->rule.adds = (b->family->traits & NG_TRAIT_ROOTS) != 0;
+  for (int32_t i = 0; i < k->matrices; i++) {
+    ng_stat_part *part = &b->stat->part[i];
+    part->rows = part->cols = part->channels = k->matrix[i].n;
   }
   return NG_OK;
 }
@@ -146,29 +143,69 @@ void ng_axes_read_gradients(const ng_block *b, float *D, int32_t *finite) {
   ng_kernels(q)->read_gradients(q, list, b->segments);
 }
 
-void ng_axes_observe(ng_block *b, const ng_axes_parameter *list, int32_t count,
-                     ng_direction_sums *sums) {
+void ng_grams_read(ng_block *b, float *D) {
+  ng_direction_sums *sums = &ng_grams_of_block(b)->total;
+  ng_queue *q = b->ctx->queue;
+  const int64_t all = ng_axes_elements_of_block(b);
+  sums->finite = 1;
+  ng_axes_read_gradients(b, D, &sums->finite);
+  ng_linalg(q)->sum_squares(q, 1, all, D, NG_F32, all, &sums->total[1]);
+  ng_stat_scale_old(q, b->stat);
+}
+
+ng_status ng_grams_observe(ng_block *b, const ng_obs *o) {
+  const ng_grams *g = ng_grams_of_block(b);
   const ng_stat *s = b->stat;
   ng_queue *q = b->ctx->queue;
   float *D = ng_scratch(b), *room = D + ng_round16(ng_axes_elements_of_block(b));
-  sums->finite = 1;
-  ng_axes_read_gradients(b, D, &sums->finite);
-  const int64_t all = ng_axes_elements_of_block(b);
-  ng_linalg(q)->sum_squares(q, 1, all, D, NG_F32, all, &sums->total[1]);
-  ng_stat_scale_old(q, s);
-  for (int32_t i = 0; i < count; i++) {
-    const ng_axes *a = &list[i].axes;
-    const float *piece = ng_piece_gather(q, &list[i], D, room);
-    float *scratch = room + (list[i].is_cut ? ng_round16(ng_axes_elements(a)) : 0);
+  (void)o;
+  ng_grams_read(b, D);
+  for (int32_t i = 0; i < g->count; i++) {
+    const ng_axes *a = &g->list[i].axes;
+    const float *piece = ng_piece_gather(q, &g->list[i], D, room);
+    float *scratch = room + (g->list[i].is_cut ? ng_round16(ng_axes_elements(a)) : 0);
     for (int32_t k = 0; k < a->count; k++) {
-      const int32_t part = list[i].part[k];
+      const int32_t part = g->list[i].part[k];
       if (part < 0) continue;
       ng_axes_add_gram(q, a, k, piece, (float)s->mix.fresh, s->part[part].sum, scratch);
     }
   }
+  return NG_OK;
 }
 
-ng_status ng_axes_check_gradients(const ng_block *b, const ng_direction_sums *sums) {
+ng_status ng_grams_check_gradients(ng_block *b) {
+  const ng_direction_sums *sums = &ng_grams_of_block(b)->total;
   const double squares = ng_read_numbers(b->ctx->queue, sums->total)[1];
   return sums->finite != 0 && squares <= ng_dtype_largest(NG_F32) ? NG_OK : NG_SKIPPED;
+}
+
+/* ---- solve, report ---------------------------------------------------------------------------*/
+
+ng_status ng_grams_check_orders(const ng_block *b, const char *advice) {
+  const ng_grams *k = ng_grams_of_block(b);
+  for (int32_t i = 0; i < k->matrices; i++) {
+    const long long n = k->matrix[i].n;
+    if (ng_blas_accepts_order(n)) continue;
+    return ng_fail(b->ctx, NG_ERR_ARG,
+                   "layer '%s': a matrix of order %lld exceeds 32-bit LAPACK; %s", b->name, n,
+                   advice);
+  }
+  return NG_OK;
+}
+
+ng_status ng_grams_store_rung(ng_block *b, int32_t rung) {
+  float *info = ng_grams_of_block(b)->info;
+  if (rung == NG_DAMPED_NONE)
+    rung = info[NG_GRAMS_WERE_GOOD] != 0.0F ? NG_RUNG_LAST : NG_RUNG_PLAIN;
+  info[NG_GRAMS_RUNG] = (float)rung;
+  if (rung < NG_RUNG_LAST) info[NG_GRAMS_WERE_GOOD] = 1.0F;
+  ng_count_rung(b->p, rung);
+  return rung > 0 ? NG_RESCUED : NG_OK;
+}
+
+void ng_grams_write_report(const ng_block *b, ng_layer_report *report) {
+  const float *info = ng_grams_of_block(b)->info;
+  if (info == NULL) return;
+  report->rung = ng_rung_from_float(info[NG_GRAMS_RUNG]);
+  if ((b->family->traits & NG_TRAIT_ROOTS) != 0) report->damping_f = b->base.damping;
 }

@@ -8,27 +8,33 @@
  *     F = (beta3 M + (1 - beta3) D) / (1 - beta3 beta1^(t-1)),   M <- beta1 M + (1 - beta1) D
  *     PD = P |S| / |P|,   P = F times all X_k,   S the step that `grafting` selects; without grafting PD = P
  *
+ * gram_form = kl (Lin et al. 2025, arXiv 2509.03378): with the L_j of all other axes and their roots X_j,
+ *
+ *     L_k <- stat_decay L_k + (1 - stat_decay) T_(k) T_(k)' / m,   T = D times all X_j, j != k;  m the product of their lengths
+ *     X_k = (L_k + damping tr(L_k) / n_k I)^(-1/2)
+ *
+ * L_1 x L_2 has the scale of D D'. So L_k starts from s^(2/K) I, with s the root mean square of the first gradient that is
+ * not zero; without roots X_j is s^(-1/K) I. From L = 0 the matrices would need hundreds of steps for the right scale.
+ *
  * with beta1 = first_decay, beta3 = filter_decay, or 0 if beta1 = 0. Before solve_start PD = S, without grafting F.
  * With stat_period c counts the steps of L only. L_k, X_k, M and V belong to the owner of the block. */
 #include "family/axes.h"
 
 #include <math.h>
 
-enum { SOLVE_RUNG, SOLVE_WAS_GOOD, SOLVE_INFO };
 enum { SUM_INNER, SUM_D2, SUM_P2, SUM_S2, SUMS }; /* <P, D>, |D|^2, |P|^2, |S|^2 of a piece */
 
 typedef struct ng_shampoo {
-  int32_t pieces, matrices;
-  ng_axes_parameter *piece;
-  ng_matrix *matrix;  /* L_k; R: X_k */
-  ng_moments moments; /* M, and V if grafting has one */
-  float *info;
+  ng_grams grams; /* list: the pieces; matrix: L_k, R: X_k; moments: M, and V if grafting has one */
   bool has_roots;
   double *sums, *by; /* [pieces, SUMS]; [pieces] factor of P */
-  ng_direction_sums total;
+  double *size;      /* kl: [pieces] s where X_j is s^(-1/K) I, else 0 */
+  bool has_started;  /* kl: no L_k is 0 */
 } ng_shampoo;
 
 static ng_shampoo *shampoo_of_block(const ng_block *b) { return b->state; }
+
+static bool is_kl(const ng_block *b) { return b->base.gram_form == NG_GRAMS_KL; }
 
 static bool has_second_moment(const ng_block *b) { return b->base.grafting >= NG_GRAFT_ADAM; }
 
@@ -48,10 +54,12 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
   const ng_refusal list[] = {{o->base.stat_start != NG_START_ZERO, NG_OPTION_stat_start,
                               ": the bias correction of L requires zero"},
                              {o->base.refresh_tolerance > 0.0, NG_OPTION_refresh_tolerance,
-                              ": the bias correction of L requires a fixed stat_period; set 0"}};
+                              ": the bias correction of L requires a fixed stat_period; set 0"},
+                             {o->base.gram_form == NG_GRAMS_KL && o->base.stat_decay == 1.0,
+                              NG_OPTION_stat_decay, ": gram_form = kl requires a value below 1"}};
   ng_status st = ng_family_check_others(
       NG_TRAIT_AXES | NG_TRAIT_ROOTS | NG_TRAIT_MOMENTS | NG_TRAIT_SOLVES, o, message, size);
-  if (st == NG_OK) st = ng_family_check_list(list, 2, o, message, size);
+  if (st == NG_OK) st = ng_family_check_list(list, 3, o, message, size);
   return st == NG_OK ? ng_family_check_unused(unused, 4, "Shampoo does not use this option", o,
                                               message, size)
                      : st;
@@ -60,24 +68,22 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
 static ng_status set_matrices(ng_block *b) {
   ng_shampoo *k = shampoo_of_block(b);
   int64_t largest = 0;
-  for (int32_t i = 0; i < k->pieces; i++) {
-    const ng_axes *a = &k->piece[i].axes;
+  for (int32_t i = 0; i < k->grams.count; i++) {
+    const ng_axes *a = &k->grams.list[i].axes;
     for (int32_t axis = 0; axis < a->count; axis++) {
-      k->matrix[k->piece[i].part[axis]] = (ng_matrix){.result = NG_RESULT_ROOT,
-                                                      .n = a->length[axis],
-                                                      .p = 2.0 * a->count,
-                                                      .scale = 1.0,
-                                                      .average_dtype = NG_F32,
-                                                      .result_dtype = NG_F32};
+      k->grams.matrix[k->grams.list[i].part[axis]] =
+          (ng_matrix){.result = NG_RESULT_ROOT,
+                      .n = a->length[axis],
+                      .p = is_kl(b) ? 2.0 : 2.0 * a->count,
+                      .scale = 1.0,
+                      .average_dtype = NG_F32,
+                      .result_dtype = NG_F32};
       largest = ng_max64(largest, a->length[axis]);
     }
   }
   (void)snprintf(b->entry->why, sizeof b->entry->why, "L: %d matrices up to %lldx%lld of %d pieces",
-                 k->matrices, (long long)largest, (long long)largest, k->pieces);
-  if (ng_blas_accepts_order(largest)) return NG_OK;
-  return ng_fail(b->ctx, NG_ERR_ARG,
-                 "layer '%s': a matrix of order %lld exceeds 32-bit LAPACK; lower max_axis",
-                 b->name, (long long)largest);
+                 k->grams.matrices, (long long)largest, (long long)largest, k->grams.count);
+  return ng_grams_check_orders(b, "lower max_axis");
 }
 
 static ng_status create_state(ng_block *b) {
@@ -89,22 +95,16 @@ static ng_status create_state(ng_block *b) {
                    "layer '%s': max_axis = %lld cuts it into more than %lld pieces; raise max_axis",
                    b->name, (long long)b->base.max_axis, (long long)(NG_LIST_MOST / NG_AXES_MOST));
   }
-  k->pieces = (int32_t)pieces;
-  k->piece = ng_object(b->p, (size_t)pieces * sizeof *k->piece);
-  k->matrix = ng_object(b->p, (size_t)pieces * NG_AXES_MOST * sizeof *k->matrix);
+  k->grams.count = (int32_t)pieces;
+  k->grams.list = ng_object(b->p, (size_t)pieces * sizeof *k->grams.list);
+  k->grams.matrix = ng_object(b->p, (size_t)pieces * NG_AXES_MOST * sizeof *k->grams.matrix);
   k->sums = ng_object(b->p, (size_t)pieces * SUMS * sizeof *k->sums);
   k->by = ng_object(b->p, (size_t)pieces * sizeof *k->by);
+  k->size = ng_object(b->p, (size_t)pieces * sizeof *k->size);
   if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
-  b->matrices = k->matrices = ng_pieces_of_block(b, k->piece);
+  b->matrices = k->grams.matrices = ng_pieces_of_block(b, k->grams.list);
   const ng_status st = set_matrices(b);
-  return st == NG_OK ? ng_moments_create(b, &k->moments) : st;
-}
-
-static ng_status declare_statistics(ng_block *b) {
-  const ng_shampoo *k = shampoo_of_block(b);
-  const ng_status st = ng_axes_declare(b, k->piece, k->pieces, k->matrices);
-  if (st == NG_OK) b->stat->rule.adds = true;
-  return st;
+  return st == NG_OK ? ng_moments_create(b, &k->grams.moments) : st;
 }
 
 /* Return the floats of scratch for one piece of a parameter: its D, F, S, P (formulas above), the scratch of twosided/, all X_k
@@ -120,13 +120,13 @@ static int64_t piece_scratch(const ng_axes *a) {
 /* Scratch: D, F and S of the block, then the scratch of a piece. */
 static int64_t scratch_floats(const ng_block *b) {
   const ng_shampoo *k = shampoo_of_block(b);
-  int64_t most = ng_axes_block_scratch(b, k->piece, k->pieces);
-  for (int32_t i = 0; i < k->pieces; i++) {
-    most = ng_max64(most, piece_scratch(&k->piece[i].axes));
+  int64_t most = ng_axes_block_scratch(b, k->grams.list, k->grams.count);
+  for (int32_t i = 0; i < k->grams.count; i++) {
+    most = ng_max64(most, piece_scratch(&k->grams.list[i].axes));
   }
   most = ng_plus(most, ng_times(3, ng_round16(ng_axes_elements_of_block(b))));
-  for (int32_t i = 0; i < k->matrices; i++) {
-    most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->matrix[i]));
+  for (int32_t i = 0; i < k->grams.matrices; i++) {
+    most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->grams.matrix[i]));
   }
   return most;
 }
@@ -135,12 +135,12 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_shampoo *k = shampoo_of_block(b);
   const int64_t real = (int64_t)sizeof(float);
   const int32_t owner = b->stat->owner;
-  if (b->is_worker) k->info = ng_plan_result(plan, owner, SOLVE_INFO * real);
-  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
-    k->matrix[i].R = ng_plan_result(plan, owner, ng_matrix_count(&k->matrix[i]) * real);
+  if (b->is_worker) k->grams.info = ng_plan_result(plan, owner, NG_GRAMS_INFO * real);
+  for (int32_t i = 0; i < k->grams.matrices && b->is_worker; i++) {
+    k->grams.matrix[i].R = ng_plan_result(plan, owner, ng_matrix_count(&k->grams.matrix[i]) * real);
   }
   if (b->is_worker) {
-    ng_moments_request(plan, &k->moments, has_second_moment(b) ? 2 : 1, NG_USE_MOMENTS,
+    ng_moments_request(plan, &k->grams.moments, has_second_moment(b) ? 2 : 1, NG_USE_MOMENTS,
                        NG_USE_MOMENTS);
   }
   ng_plan_direction(plan, b, NG_BY_FAMILY, ng_axes_elements_of_block(b));
@@ -151,62 +151,123 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
 static ng_status set_initial_values(ng_block *b) {
   const ng_shampoo *k = shampoo_of_block(b);
   ng_queue *q = b->ctx->queue;
-  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
-    ng_linalg(q)->shift_diagonal(q, k->matrix[i].n, k->matrix[i].R, NG_F32, false, 1.0);
+  for (int32_t i = 0; i < k->grams.matrices && b->is_worker; i++) {
+    ng_linalg(q)->shift_diagonal(q, k->grams.matrix[i].n, k->grams.matrix[i].R, NG_F32, false, 1.0);
   }
   ng_queue_wait(q);
   return NG_OK;
 }
 
-static ng_status observe(ng_block *b, const ng_obs *o) {
-  ng_shampoo *k = shampoo_of_block(b);
-  (void)o; /* the engine has checked that the gradient is finite */
-  ng_axes_observe(b, k->piece, k->pieces, &k->total);
-  return NG_OK;
+/* ---- statistics ------------------------------------------------------------------------------*/
+
+/* Enqueue: the bases of *axes <- the roots X_k of a piece, unpacked to X. */
+static void unpack_roots(const ng_block *b, const ng_axes_parameter *p, ng_axes *axes, float *X) {
+  ng_queue *q = b->ctx->queue;
+  for (int32_t axis = 0; axis < axes->count; axis++) {
+    const ng_matrix *m = &ng_grams_of_block(b)->matrix[p->part[axis]];
+    ng_linalg(q)->unpack(q, m->n, m->R, NG_F32, X, m->n);
+    axes->basis[axis] = X;
+    X += ng_round16(m->n * m->n);
+  }
 }
 
-static ng_status check_gradients_finite(ng_block *b) {
-  return ng_axes_check_gradients(b, &shampoo_of_block(b)->total);
+/* kl: set `size` of all pieces with the gradient D; is_new: L_k of the piece is 0. */
+static bool measure_start(ng_block *b, const float *D, float *room, int32_t i) {
+  ng_shampoo *k = shampoo_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  const ng_axes_parameter *p = &k->grams.list[i];
+  const int64_t n = ng_axes_elements(&p->axes);
+  ng_matrix *m = &k->grams.matrix[p->part[0]];
+  double *d2 = k->sums + (int64_t)SUMS * i + SUM_D2;
+  k->size[i] = 0.0;
+  if (k->has_started && k->has_roots) return false;
+  m->F = b->stat->part[p->part[0]].average;
+  ng_linalg(q)->sum_squares(q, 1, n, ng_piece_gather(q, p, D, room), NG_F32, n, d2);
+  ng_matrix_measure(q, m);
+  ng_queue_wait(q);
+  const bool is_new = *ng_read_numbers(q, &m->trace) == 0.0;
+  const double size = sqrt(*ng_read_numbers(q, d2) / (double)n);
+  if (isfinite(size) && (is_new || !k->has_roots)) k->size[i] = size;
+  return is_new;
+}
+
+/* kl: add the matrices of piece i to the sums. */
+static bool add_kl_grams(ng_block *b, int32_t i, const float *D, float *scratch) {
+  ng_shampoo *k = shampoo_of_block(b);
+  ng_queue *q = b->ctx->queue;
+  const ng_axes_parameter *p = &k->grams.list[i];
+  const int64_t n = ng_axes_elements(&p->axes), room = ng_round16(n);
+  const double fresh = b->stat->mix.fresh, decay = b->base.stat_decay, count = p->axes.count;
+  ng_axes axes = p->axes;
+  float *T = scratch + room, *rest = scratch + 4 * room;
+  const bool is_new = measure_start(b, D, scratch, i);
+  const double size = k->size[i], by = size > 0.0 ? pow(size, -2.0 * (count - 1.0) / count) : 1.0;
+  D = ng_piece_gather(q, p, D, scratch);
+  if (size == 0.0 && k->has_roots) unpack_roots(b, p, &axes, rest + room);
+  for (int32_t axis = 0; axis < axes.count; axis++) {
+    const int64_t length = axes.length[axis];
+    float *sum = b->stat->part[p->part[axis]].sum;
+    ng_axes others = axes;
+    others.basis[axis] = NULL;
+    ng_axes_rotate(q, &others, false, D, T, rest);
+    ng_axes_add_gram(q, &axes, axis, T, (float)(fresh * by * (double)length / (double)n), sum,
+                     scratch + 2 * room);
+    if (is_new && size > 0.0) {
+      ng_linalg(q)->shift_diagonal(q, length, sum, NG_F32, false,
+                                   fresh * decay / (1.0 - decay) * pow(size, 2.0 / count));
+    }
+  }
+  return !is_new;
+}
+
+static ng_status observe(ng_block *b, const ng_obs *o) {
+  ng_shampoo *k = shampoo_of_block(b);
+  float *D = ng_scratch(b);
+  bool started = true;
+  if (!is_kl(b)) return ng_grams_observe(b, o);
+  ng_grams_read(b, D);
+  for (int32_t i = 0; i < k->grams.count; i++) {
+    started = add_kl_grams(b, i, D, D + ng_round16(ng_axes_elements_of_block(b))) && started;
+  }
+  k->has_started = started;
+  return NG_OK;
 }
 
 /* ---- solve -----------------------------------------------------------------------------------*/
 
 /* Return c. With stat_period L has the gradients of fewer steps. */
 static double bias_of_average(const ng_block *b) {
-  if (!b->base.bias_correction || b->base.stat_decay == 1.0) return 1.0;
+  if (!b->base.bias_correction || is_kl(b) || b->base.stat_decay == 1.0) return 1.0;
   return 1.0 - pow(b->base.stat_decay, (double)(1 + b->p->steps / b->base.stat_period));
-}
-
-static ng_status store_rung(ng_block *b, int32_t rung) {
-  float *info = shampoo_of_block(b)->info;
-  if (rung == NG_DAMPED_NONE) rung = info[SOLVE_WAS_GOOD] != 0.0F ? NG_RUNG_LAST : NG_RUNG_PLAIN;
-  info[SOLVE_RUNG] = (float)rung;
-  if (rung < NG_RUNG_LAST) info[SOLVE_WAS_GOOD] = 1.0F;
-  ng_count_rung(b->p, rung);
-  return rung > 0 ? NG_RESCUED : NG_OK;
 }
 
 /* If a decomposition fails, the old X_k stays. */
 static ng_status solve(ng_block *b, ng_solve_phase phase) {
   ng_shampoo *k = shampoo_of_block(b);
-  const double c = bias_of_average(b);
+  const double c = bias_of_average(b), damping = b->base.damping;
   int32_t worst = 0;
   if (!b->has_averages) return NG_OK;
-  for (int32_t i = 0; i < k->matrices; i++) {
-    ng_matrix *m = &k->matrix[i];
+  for (int32_t i = 0; i < k->grams.matrices; i++) {
+    ng_matrix *m = &k->grams.matrix[i];
     m->F = b->stat->part[i].average;
     m->scale = 1.0 / c;
-    if (phase == NG_SOLVE_LIST) ng_block_list_matrix(b, m, 0.0, b->base.damping, 0.0);
+    if (phase == NG_SOLVE_MEASURE && is_kl(b)) ng_matrix_measure(b->ctx->queue, m);
+    if (phase == NG_SOLVE_LIST) {
+      const double mean =
+          is_kl(b) ? *ng_read_numbers(b->ctx->queue, &m->trace) / (double)m->n : 1.0;
+      ng_block_list_matrix(b, m, 0.0, mean > 0.0 ? damping * mean : 1.0, 0.0); /* L = 0: X = I */
+    }
     if (phase != NG_SOLVE_CLIMB) continue;
     const int32_t rung = ng_matrix_retry(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;
   }
-  return phase == NG_SOLVE_CLIMB ? store_rung(b, worst) : NG_OK;
+  return phase == NG_SOLVE_CLIMB ? ng_grams_store_rung(b, worst) : NG_OK;
 }
 
 static void read_results(ng_block *b) {
   ng_shampoo *k = shampoo_of_block(b);
-  k->has_roots = k->info[SOLVE_WAS_GOOD] != 0.0F;
+  k->has_started = false; /* a loaded L_k may be 0 */
+  k->has_roots = k->grams.info[NG_GRAMS_WERE_GOOD] != 0.0F;
 }
 
 /* ---- the direction ---------------------------------------------------------------------------*/
@@ -221,7 +282,7 @@ static double filter_scale(const ng_block *b) {
 /* Enqueue F, without filter_scale, the new M and V, and S; S is D on entry. Without V S becomes F. */
 static void filter(ng_block *b, const float *D, float *F, float *S) {
   ng_shampoo *k = shampoo_of_block(b);
-  ng_moments *m = &k->moments;
+  ng_moments *m = &k->grams.moments;
   const ng_settings *o = &b->base;
   const bool sums = o->grafting == NG_GRAFT_ADAGRAD;
   const double beta3 = o->first_decay > 0.0 ? o->filter_decay : 0.0;
@@ -249,21 +310,15 @@ static void precondition_piece(ng_block *b, int32_t i, const float *D, const flo
                                const float *S, float *scratch) {
   ng_shampoo *k = shampoo_of_block(b);
   ng_queue *q = b->ctx->queue;
-  const ng_axes_parameter *p = &k->piece[i];
+  const ng_axes_parameter *p = &k->grams.list[i];
   const int64_t n = ng_axes_elements(&p->axes), room = ng_round16(n);
   ng_axes axes = p->axes;
   double *sums = k->sums + (int64_t)SUMS * i;
-  float *P = p->is_cut ? scratch + 3 * room : b->direction + p->at, *rest = scratch + 4 * room,
-        *X = rest + room;
+  float *P = p->is_cut ? scratch + 3 * room : b->direction + p->at, *rest = scratch + 4 * room;
   D = ng_piece_gather(q, p, D, scratch);
   F = ng_piece_gather(q, p, F, scratch + room);
   S = ng_piece_gather(q, p, S, scratch + 2 * room);
-  for (int32_t axis = 0; axis < axes.count && k->has_roots; axis++) {
-    const ng_matrix *m = &k->matrix[p->part[axis]];
-    ng_linalg(q)->unpack(q, m->n, m->R, NG_F32, X, m->n);
-    axes.basis[axis] = X;
-    X += ng_round16(m->n * m->n);
-  }
+  if (k->has_roots) unpack_roots(b, p, &axes, rest + room);
   ng_axes_rotate(q, &axes, false, k->has_roots || b->base.grafting == NG_GRAFT_NONE ? F : S, P,
                  rest);
   ng_linalg(q)->sum_row_products(q, 1, n, P, n, D, n, sums);
@@ -276,11 +331,11 @@ static void precondition(ng_block *b) {
   ng_queue *q = b->ctx->queue;
   const int64_t all = ng_axes_elements_of_block(b), room = ng_round16(all);
   float *D = ng_scratch(b), *F = D + room, *S = F + room;
-  k->total = (ng_direction_sums){.finite = 1};
-  ng_axes_read_gradients(b, D, &k->total.finite);
+  k->grams.total = (ng_direction_sums){.finite = 1};
+  ng_axes_read_gradients(b, D, &k->grams.total.finite);
   ng_linalg(q)->copy_rows(q, 1, all, D, all, S, all);
   filter(b, D, F, S);
-  for (int32_t i = 0; i < k->pieces; i++) {
+  for (int32_t i = 0; i < k->grams.count; i++) {
     precondition_piece(b, i, D, F, S, S + room);
   }
 }
@@ -295,15 +350,15 @@ static double scale_of_piece(const ng_block *b, const double *sums) {
 
 static ng_status read_sums(ng_block *b) {
   ng_shampoo *k = shampoo_of_block(b);
-  for (int32_t i = 0; i < k->pieces; i++) {
+  for (int32_t i = 0; i < k->grams.count; i++) {
     const double *sums = ng_read_numbers(b->ctx->queue, k->sums + (int64_t)SUMS * i);
     const double by = k->by[i] = scale_of_piece(b, sums);
-    k->total.total[0] += by * sums[SUM_INNER];
-    k->total.total[1] += sums[SUM_D2];
-    k->total.total[2] += by * by * sums[SUM_P2];
+    k->grams.total.total[0] += by * sums[SUM_INNER];
+    k->grams.total.total[1] += sums[SUM_D2];
+    k->grams.total.total[2] += by * by * sums[SUM_P2];
   }
-  const ng_status st = ng_block_read_sums(b, &k->total, ng_axes_elements_of_block(b));
-  for (int32_t i = 0; i < k->pieces && st != NG_OK; i++) {
+  const ng_status st = ng_block_read_sums(b, &k->grams.total, ng_axes_elements_of_block(b));
+  for (int32_t i = 0; i < k->grams.count && st != NG_OK; i++) {
     k->by[i] = 0.0;
   }
   return st;
@@ -312,8 +367,8 @@ static ng_status read_sums(ng_block *b) {
 static void scale_direction(ng_block *b) {
   const ng_shampoo *k = shampoo_of_block(b);
   ng_queue *q = b->ctx->queue;
-  for (int32_t i = 0; i < k->pieces; i++) {
-    const ng_axes_parameter *p = &k->piece[i];
+  for (int32_t i = 0; i < k->grams.count; i++) {
+    const ng_axes_parameter *p = &k->grams.list[i];
     if (k->by[i] == 1.0) continue;
     float *P = (float *)(uintptr_t)ng_piece_gather(q, p, b->direction, ng_scratch(b));
     ng_linalg(q)->scale(q, ng_axes_elements(&p->axes), P, NG_F32, k->by[i]);
@@ -322,29 +377,23 @@ static void scale_direction(ng_block *b) {
 }
 
 static void end_step(ng_block *b, bool step_counts) {
-  ng_moments_end_step(&shampoo_of_block(b)->moments, step_counts);
+  ng_moments_end_step(&shampoo_of_block(b)->grams.moments, step_counts);
 }
 
 /* ---- state, report ---------------------------------------------------------------------------*/
 
 static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_shampoo *k = shampoo_of_block(b);
-  for (int32_t i = 0; i < k->matrices; i++) {
-    const int64_t n = k->matrix[i].n;
-    ng_field f = ng_part_field(b->stat, i, "_root", NG_F32, n, n, k->matrix[i].R);
+  for (int32_t i = 0; i < k->grams.matrices; i++) {
+    const int64_t n = k->grams.matrix[i].n;
+    ng_field f = ng_part_field(b->stat, i, "_root", NG_F32, n, n, k->grams.matrix[i].R);
     f.is_symmetric = true;
     visit(arg, &f);
   }
-  ng_moments_visit(b, &k->moments, has_second_moment(b) ? 2 : 1, b->stat->owner, false, visit, arg);
-  ng_field f = ng_field_plain("L_solve", NG_F32, 1, SOLVE_INFO, k->info, b->stat->owner);
+  ng_moments_visit(b, &k->grams.moments, has_second_moment(b) ? 2 : 1, b->stat->owner, false, visit,
+                   arg);
+  ng_field f = ng_field_plain("L_solve", NG_F32, 1, NG_GRAMS_INFO, k->grams.info, b->stat->owner);
   visit(arg, &f);
-}
-
-static void write_report(const ng_block *b, ng_layer_report *report) {
-  const ng_shampoo *k = shampoo_of_block(b);
-  if (k->info == NULL) return;
-  report->rung = ng_rung_from_float(k->info[SOLVE_RUNG]);
-  report->damping_f = b->base.damping;
 }
 
 const ng_family ng_family_shampoo = {
@@ -354,11 +403,11 @@ const ng_family ng_family_shampoo = {
     .accepts_entry = accepts_entry,
     .check_options = check_options,
     .create_state = create_state,
-    .declare_statistics = declare_statistics,
+    .declare_statistics = ng_grams_declare,
     .request_memory = request_memory,
     .set_initial_values = set_initial_values,
     .observe = observe,
-    .check_gradients_finite = check_gradients_finite,
+    .check_gradients_finite = ng_grams_check_gradients,
     .solve = solve,
     .read_results = read_results,
     .precondition = precondition,
@@ -367,5 +416,5 @@ const ng_family ng_family_shampoo = {
     .emit = ng_block_emit_direction,
     .end_step = end_step,
     .visit_fields = visit_fields,
-    .write_report = write_report,
+    .write_report = ng_grams_write_report,
 };

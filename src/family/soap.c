@@ -19,20 +19,15 @@
 
 #include <math.h>
 
-enum { SOLVE_RUNG, SOLVE_WAS_GOOD, SOLVE_INFO };
-
 typedef struct ng_soap {
-  ng_axes_parameter parameter[NG_AXES_PARAMETERS]; /* axes.basis: the bases of this step */
-  ng_moments moments;                              /* M and V; its steps are t */
-  int32_t matrices;
+  ng_grams grams; /* list: the parameters, axes.basis: the bases of this step; moments.steps: t */
+  ng_axes_parameter parameter[NG_AXES_PARAMETERS];
   ng_matrix matrix[NG_AXES_MATRICES]; /* L_k; R: the basis of the next step */
   float *basis[NG_AXES_MATRICES];     /* of this step */
   int32_t *order[NG_AXES_MATRICES];   /* results: index in `basis` of every vector of R */
-  float *info;
   bool is_solved;
   double sums[NG_AXES_PARAMETERS][3],
       by[NG_AXES_PARAMETERS]; /* of each parameter: sums, factor of PD */
-  ng_direction_sums total;
 } ng_soap;
 
 static ng_soap *soap_of_block(const ng_block *b) { return b->state; }
@@ -60,8 +55,12 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
 static ng_status create_state(ng_block *b) {
   ng_soap *k = b->state = ng_object(b->p, sizeof *k);
   if (k == NULL) return NG_ERR_NOMEM;
-  b->matrices = k->matrices = ng_axes_of_block(b, k->parameter);
-  if (k->matrices == 0) {
+  k->grams = (ng_grams){.list = k->parameter,
+                        .count = b->segments,
+                        .matrices = ng_axes_of_block(b, k->parameter),
+                        .matrix = k->matrix};
+  b->matrices = k->grams.matrices;
+  if (k->grams.matrices == 0) {
     b->solves = false;
     b->observed = 0;
   }
@@ -75,20 +74,12 @@ static ng_status create_state(ng_block *b) {
                                   .scale = 1.0,
                                   .average_dtype = NG_F32,
                                   .result_dtype = NG_F32};
-      if (ng_blas_accepts_order(a->length[axis])) continue;
-      return ng_fail(b->ctx, NG_ERR_ARG,
-                     "layer '%s': a matrix of order %lld exceeds 32-bit LAPACK; set max_axis",
-                     b->name, (long long)a->length[axis]);
     }
   }
   b->skips_update = true;
   ng_axes_describe(b, k->parameter);
-  return ng_moments_create(b, &k->moments);
-}
-
-static ng_status declare_statistics(ng_block *b) {
-  const ng_soap *k = soap_of_block(b);
-  return ng_axes_declare(b, k->parameter, b->segments, k->matrices);
+  const ng_status st = ng_grams_check_orders(b, "set max_axis");
+  return st == NG_OK ? ng_moments_create(b, &k->grams.moments) : st;
 }
 
 /* Scratch: D and U of all parameters, then the scratch of one. */
@@ -96,7 +87,7 @@ static int64_t scratch_floats(const ng_block *b) {
   const ng_soap *k = soap_of_block(b);
   int64_t most = ng_axes_block_scratch(b, k->parameter, b->segments) +
                  ng_round16(ng_axes_elements_of_block(b));
-  for (int32_t i = 0; i < k->matrices; i++) {
+  for (int32_t i = 0; i < k->grams.matrices; i++) {
     most = ng_max64(most, ng_matrix_scratch(b->ctx->queue, &k->matrix[i]));
   }
   return most;
@@ -105,9 +96,9 @@ static int64_t scratch_floats(const ng_block *b) {
 static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_soap *k = soap_of_block(b);
   const int64_t real = (int64_t)sizeof(float), all = ng_axes_elements_of_block(b);
-  const int32_t owner = k->matrices > 0 ? b->stat->owner : b->owner;
-  if (b->is_worker && b->solves) k->info = ng_plan_result(plan, owner, SOLVE_INFO * real);
-  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
+  const int32_t owner = k->grams.matrices > 0 ? b->stat->owner : b->owner;
+  if (b->is_worker && b->solves) k->grams.info = ng_plan_result(plan, owner, NG_GRAMS_INFO * real);
+  for (int32_t i = 0; i < k->grams.matrices && b->is_worker; i++) {
     ng_matrix *m = &k->matrix[i];
     m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * real);
     m->d = ng_plan_result(plan, owner, m->n * real);
@@ -120,7 +111,7 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
       k->parameter[i].axes.basis[axis] = part < 0 ? NULL : k->basis[part];
     }
   }
-  if (b->is_worker) ng_moments_request(plan, &k->moments, 2, NG_USE_MOMENTS, NG_USE_MOMENTS);
+  if (b->is_worker) ng_moments_request(plan, &k->grams.moments, 2, NG_USE_MOMENTS, NG_USE_MOMENTS);
   if (b->solves) {
     ng_plan_direction(plan, b, NG_BY_FAMILY, all);
   } else {
@@ -133,7 +124,7 @@ static ng_status request_memory(ng_block *b, ng_plan *plan) {
 /* If the first eigendecomposition fails, the basis stays the identity. */
 static ng_status set_initial_values(ng_block *b) {
   const ng_soap *k = soap_of_block(b);
-  for (int32_t i = 0; i < k->matrices && b->is_worker; i++) {
+  for (int32_t i = 0; i < k->grams.matrices && b->is_worker; i++) {
     for (int64_t j = 0; j < k->matrix[i].n; j++) {
       k->basis[i][j * (k->matrix[i].n + 1)] = 1.0F;
     }
@@ -141,29 +132,11 @@ static ng_status set_initial_values(ng_block *b) {
   return NG_OK;
 }
 
-static ng_status observe(ng_block *b, const ng_obs *o) {
-  ng_soap *k = soap_of_block(b);
-  (void)o; /* the engine has checked that the gradient is finite */
-  ng_axes_observe(b, k->parameter, b->segments, &k->total);
-  return NG_OK;
+static int64_t count_steps(const ng_block *b) {
+  return (int64_t)soap_of_block(b)->grams.moments.steps;
 }
-
-static ng_status check_gradients_finite(ng_block *b) {
-  return ng_axes_check_gradients(b, &soap_of_block(b)->total);
-}
-
-static int64_t count_steps(const ng_block *b) { return (int64_t)soap_of_block(b)->moments.steps; }
 
 /* ---- solve -----------------------------------------------------------------------------------*/
-
-static ng_status store_rung(ng_block *b, int32_t rung) {
-  float *info = soap_of_block(b)->info;
-  if (rung == NG_DAMPED_NONE) rung = info[SOLVE_WAS_GOOD] != 0.0F ? NG_RUNG_LAST : NG_RUNG_PLAIN;
-  info[SOLVE_RUNG] = (float)rung;
-  if (rung < NG_RUNG_LAST) info[SOLVE_WAS_GOOD] = 1.0F;
-  ng_count_rung(b->p, rung);
-  return rung > 0 ? NG_RESCUED : NG_OK;
-}
 
 /* No eigenvalue is divided by, so each damping is large enough (NO_DAMPING): an eigenbasis in f32 suffices. */
 static ng_status solve(ng_block *b, ng_solve_phase phase) {
@@ -173,17 +146,17 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   int32_t worst = 0;
   k->is_solved = b->is_worker;
   if (!b->has_averages) return NG_OK;
-  for (int32_t i = 0; i < k->matrices; i++) {
+  for (int32_t i = 0; i < k->grams.matrices; i++) {
     ng_matrix *m = &k->matrix[i];
     int32_t rung = 0;
     m->F = b->stat->part[i].average;
-    if (phase == NG_SOLVE_LIST && k->moments.steps == 0.0) {
+    if (phase == NG_SOLVE_LIST && k->grams.moments.steps == 0.0) {
       ng_block_list_matrix(b, m, 0.0, NO_DAMPING, 0.0);
     } else if (phase == NG_SOLVE_LIST) {
       ng_linalg(q)->copy_rows(q, m->n, m->n, k->basis[i], m->n, m->R, m->n);
     }
     if (phase != NG_SOLVE_CLIMB) continue;
-    if (k->moments.steps == 0.0) {
+    if (k->grams.moments.steps == 0.0) {
       rung = ng_matrix_retry(q, m, ng_scratch(b));
       for (int32_t j = 0; j < m->n; j++) {
         k->order[i][j] = j;
@@ -193,7 +166,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     }
     worst = rung > worst ? rung : worst;
   }
-  return phase == NG_SOLVE_CLIMB ? store_rung(b, worst) : NG_OK;
+  return phase == NG_SOLVE_CLIMB ? ng_grams_store_rung(b, worst) : NG_OK;
 }
 
 static void read_results(ng_block *b) { (void)b; } /* end_step reads them */
@@ -213,16 +186,17 @@ static void precondition(ng_block *b) {
   ng_soap *k = soap_of_block(b);
   ng_queue *q = b->ctx->queue;
   const int64_t all = ng_axes_elements_of_block(b);
-  const double t = k->moments.steps, beta1 = b->base.first_decay, beta2 = b->base.second_decay;
+  const double t = k->grams.moments.steps, beta1 = b->base.first_decay,
+               beta2 = b->base.second_decay;
   float *D = ng_scratch(b), *U = D + ng_round16(all), *scratch = U + ng_round16(all);
-  k->total = (ng_direction_sums){.finite = 1};
-  ng_axes_read_gradients(b, D, &k->total.finite);
+  k->grams.total = (ng_direction_sums){.finite = 1};
+  ng_axes_read_gradients(b, D, &k->grams.total.finite);
   if (t == 0.0) {
     ng_linalg(q)->scale(q, all, b->direction, NG_F32, 0.0);
   } else {
     rotate(b, false, D, U, scratch);
     ng_moments_adam(
-        b, &k->moments, k->moments.next[0], k->moments.moment[0], U,
+        b, &k->grams.moments, k->grams.moments.next[0], k->grams.moments.moment[0], U,
         b->base.bias_correction ? sqrt(1.0 - pow(beta2, t)) / (1.0 - pow(beta1, t)) : 1.0, 1.0);
     rotate(b, true, U, b->direction, scratch);
   }
@@ -239,11 +213,11 @@ static ng_status read_sums(ng_block *b) {
     const double n = (double)b->segment[i].count;
     const double by = b->base.normalize ? 1.0 / (1e-30 + sqrt(sums[2] / n)) : 1.0;
     k->by[i] = sums[2] > 0.0 ? by : 1.0;
-    k->total.total[0] += by * sums[0];
-    k->total.total[1] += sums[1];
-    k->total.total[2] += by * by * sums[2];
+    k->grams.total.total[0] += by * sums[0];
+    k->grams.total.total[1] += sums[1];
+    k->grams.total.total[2] += by * by * sums[2];
   }
-  return ng_block_read_sums(b, &k->total, ng_axes_elements_of_block(b));
+  return ng_block_read_sums(b, &k->grams.total, ng_axes_elements_of_block(b));
 }
 
 /* normalize: scale the PD of each parameter to root mean square 1. */
@@ -263,7 +237,7 @@ static void scale_direction(ng_block *b) {
 static void move_moments(ng_block *b, int32_t i) {
   ng_soap *k = soap_of_block(b);
   ng_queue *q = b->ctx->queue;
-  const ng_moments *m = &k->moments;
+  const ng_moments *m = &k->grams.moments;
   const ng_axes *from = &k->parameter[i].axes;
   ng_axes to = *from;
   const int64_t at = b->segment[i].offset;
@@ -290,15 +264,15 @@ static void end_step(ng_block *b, bool step_counts) {
   ng_queue *q = b->ctx->queue;
   const bool is_solved = k->is_solved;
   k->is_solved = false;
-  ng_moments_end_step(&k->moments, step_counts);
+  ng_moments_end_step(&k->grams.moments, step_counts);
   if (!step_counts) return;
   b->skips_update = false;
-  if (!is_solved || k->info[SOLVE_RUNG] >= (float)NG_RUNG_LAST) return;
+  if (!is_solved || k->grams.info[NG_GRAMS_RUNG] >= (float)NG_RUNG_LAST) return;
   for (int32_t i = 0; i < b->segments; i++) {
     move_moments(b, i);
   }
-  ng_moments_swap(&k->moments);
-  for (int32_t i = 0; i < k->matrices; i++) {
+  ng_moments_swap(&k->grams.moments);
+  for (int32_t i = 0; i < k->grams.matrices; i++) {
     const ng_matrix *m = &k->matrix[i];
     ng_linalg(q)->copy_rows(q, m->n, m->n, m->R, m->n, k->basis[i], m->n);
   }
@@ -308,29 +282,24 @@ static void end_step(ng_block *b, bool step_counts) {
 
 static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_soap *k = soap_of_block(b);
-  const int32_t owner = k->matrices > 0 ? b->stat->owner : b->owner;
-  for (int32_t i = 0; i < k->matrices; i++) {
+  const int32_t owner = k->grams.matrices > 0 ? b->stat->owner : b->owner;
+  for (int32_t i = 0; i < k->grams.matrices; i++) {
     const int64_t n = k->matrix[i].n;
     ng_field f = ng_part_field(b->stat, i, "_basis", NG_F32, n, n, k->basis[i]);
     visit(arg, &f);
   }
-  ng_moments_visit(b, &k->moments, 2, owner, false, visit, arg);
+  ng_moments_visit(b, &k->grams.moments, 2, owner, false, visit, arg);
   if (!b->solves) return;
-  ng_field f = ng_field_plain("L_solve", NG_F32, 1, SOLVE_INFO, k->info, owner);
+  ng_field f = ng_field_plain("L_solve", NG_F32, 1, NG_GRAMS_INFO, k->grams.info, owner);
   visit(arg, &f);
 }
 
 static void visit_numbers(ng_block *b, ng_number_visit visit, void *arg) {
-  double *steps = &soap_of_block(b)->moments.steps;
+  double *steps = &soap_of_block(b)->grams.moments.steps;
   ng_number n = {.name = "steps", .value = steps};
   visit(arg, &n);
   if (!(*steps >= 0.0 && *steps < 9e15)) *steps = 0.0; /* a file may contain any number */
   b->skips_update = *steps == 0.0;
-}
-
-static void write_report(const ng_block *b, ng_layer_report *report) {
-  const ng_soap *k = soap_of_block(b);
-  if (k->info != NULL) report->rung = ng_rung_from_float(k->info[SOLVE_RUNG]);
 }
 
 const ng_family ng_family_soap = {
@@ -340,12 +309,12 @@ const ng_family ng_family_soap = {
     .accepts_entry = accepts_entry,
     .check_options = check_options,
     .create_state = create_state,
-    .declare_statistics = declare_statistics,
+    .declare_statistics = ng_grams_declare,
     .request_memory = request_memory,
     .set_initial_values = set_initial_values,
     .count_steps = count_steps,
-    .observe = observe,
-    .check_gradients_finite = check_gradients_finite,
+    .observe = ng_grams_observe,
+    .check_gradients_finite = ng_grams_check_gradients,
     .solve = solve,
     .read_results = read_results,
     .precondition = precondition,
@@ -355,5 +324,5 @@ const ng_family ng_family_soap = {
     .end_step = end_step,
     .visit_fields = visit_fields,
     .visit_numbers = visit_numbers,
-    .write_report = write_report,
+    .write_report = ng_grams_write_report,
 };

@@ -174,6 +174,19 @@ static const ng_option_setting shampoo_values[] = {SET(stat_decay, 1),
                                                    NO_CLIP_NO_NORMS,
                                                    NG_VALUES_END};
 
+/* Ours, after Lin et al. 2025, who refresh eigenbases by QR. */
+static const ng_option_setting kl_shampoo_values[] = {SET(gram_form, NG_GRAMS_KL),
+                                                      SET(stat_decay, 0.95),
+                                                      SET(stat_start, NG_START_ZERO),
+                                                      SET(damping, 1e-6),
+                                                      SET(moment_epsilon, 1e-10),
+                                                      SET(max_axis, 1024),
+                                                      SET(merge_axes, NG_MERGE_RIGHT),
+                                                      SET(kept_axes, 2),
+                                                      SET(grad_worker_fraction, 0),
+                                                      NO_CLIP_NO_NORMS,
+                                                      NG_VALUES_END};
+
 /* The values need no check: the compiler has checked names and choices, and the test t_methods checks ranges. */
 void ng_options_set_values(ng_options *full, const ng_option_setting *values) {
   for (; values->option != NG_OPTION_COUNT; values++) {
@@ -282,6 +295,9 @@ static const struct method {
      "facebookresearch/optimizers: roots of the Gram matrices of the gradient's axes",
      "Gupta, Koren & Singer 2018, arXiv 1802.09568; Shi et al. 2023, arXiv 2309.06497",
      shampoo_values, &ng_names_shampoo, NULL},
+    {"kl-shampoo", "shampoo",
+     "Shampoo with matrices that minimise the KL divergence to the covariance of the gradient",
+     "Lin et al. 2025, arXiv 2509.03378", kl_shampoo_values, NULL, NULL},
 };
 
 /* The variants of published programs ("systems"). */

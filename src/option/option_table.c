@@ -268,6 +268,14 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "the new one."),
     ROW(normalize, "gradient axes", "0", GRAMS, LAYER,
         .help = "1: the root mean square of PD of each parameter is 1."),
+    ROW(gram_form, "gradient axes", "plain", ROOTS, ONE_OF_2(NG_GRAMS_, PLAIN, "plain", KL, "kl"),
+        .help =
+            "The matrix that enters the average L_k of axis k, and the exponent of its root.\n"
+            "- plain: D_(k) D_(k)'; -1 / (2 K) with K axes.\n"
+            "- kl: D_(k) S^-1 D_(k)' / m, S the Kronecker product of L of the other axes, of order "
+            "m; -1/2 (arXiv 2509.03378).\n"
+            "  damping is a multiple of the mean eigenvalue, and L starts at the size of the first "
+            "gradient. Needs stat_decay below 1."),
     ROW(grafting, "gradient axes", "none", ROOTS,
         ONE_OF_5(NG_GRAFT_, NONE, "none", SGD, "sgd", ADAM, "adam", ADAGRAD, "adagrad", RMSPROP,
                  "rmsprop"),

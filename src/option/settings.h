@@ -74,6 +74,7 @@ typedef enum {
   NG_GRAFT_ADAGRAD,
   NG_GRAFT_RMSPROP
 } ng_grafting;
+typedef enum { NG_GRAMS_PLAIN, NG_GRAMS_KL } ng_gram_form;
 typedef enum { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
 typedef enum {
@@ -173,6 +174,7 @@ typedef enum {
   X(BOOL, vector_factor, bool)                                                                     \
   X(CHOICE, basis_moments, ng_basis_moments)                                                       \
   X(BOOL, normalize, bool)                                                                         \
+  X(CHOICE, gram_form, ng_gram_form)                                                               \
   X(CHOICE, grafting, ng_grafting)                                                                 \
   X(REAL, filter_decay, double)                                                                    \
   X(INT, solve_start, int64_t)                                                                     \

@@ -87,6 +87,47 @@ class Shampoo(Case):
                 weights[n] = w - lr * ((1 - dampening) * P + mu * momentum[n])
                 self.assertLess(oracle.relative_difference(p.detach().double(), weights[n]), 1e-5, (t, n))
 
+    def test_steps_of_kl_shampoo_follow_the_definition(self):
+        """A weight whose first gradient is zero starts with its first other gradient."""
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
+        lr, decay, beta1, beta2, epsilon = 0.02, 0.05, 0.9, 0.8, 1e-3
+        optimizer = natgrad.KLShampoo(model, lr=lr, betas=(beta1, beta2), epsilon=epsilon, weight_decay=decay,
+                                      precondition_frequency=1)
+        weights = [p.detach().double() for p in model.parameters()]
+        state = [dict(L=None, X=[torch.eye(n, dtype=torch.float64) for n in w.shape], M=0.0) for w in weights]
+        for t in range(1, 7):
+            optimizer.zero_grad()
+            (1e-3 * model(torch.randn(5, 7)).square().sum()).backward()
+            if t == 1:
+                model[0].weight.grad.zero_()
+            gradients = [p.grad.double().clone() for p in model.parameters()]
+            optimizer.step()
+            for n, (w, g, p, s) in enumerate(zip(weights, gradients, model.parameters(), state)):
+                size, axes = g.square().mean().sqrt(), g.dim()
+                is_new = s["L"] is None and size > 0
+                if is_new:
+                    s["L"] = [size ** (2 / axes) * torch.eye(k, dtype=torch.float64) for k in g.shape]
+                    s["X"] = [size ** (-1 / axes) * torch.eye(k, dtype=torch.float64) for k in g.shape]
+                roots = list(s["X"])
+                for k in range(axes if s["L"] is not None else 0):
+                    T = g
+                    for j in range(axes):
+                        if j != k:
+                            T = torch.tensordot(roots[j], T, ([1], [j])).movedim(0, j)
+                    unfolded = T.transpose(0, k).reshape(g.shape[k], -1)
+                    s["L"][k] = beta2 * s["L"][k] + (1 - beta2) * unfolded @ unfolded.T / unfolded.shape[1]
+                    e, Q = torch.linalg.eigh(s["L"][k])
+                    s["X"][k] = (Q * (e + epsilon * e.mean()) ** -0.5) @ Q.T
+                s["M"] = beta1 * s["M"] + (1 - beta1) * g
+                P = s["M"] / (1 - beta1**t)
+                for j in range(axes if s["L"] is not None else 0):
+                    P = torch.tensordot(s["X"][j], P, ([1], [j])).movedim(0, j)
+                weights[n] = w * (1 - lr * decay) - lr * P
+                self.assertLess(oracle.relative_difference(p.detach().double(), weights[n]), 1e-5, (t, n))
+        with self.assertRaisesRegex(natgrad.ArgumentError, "stat_decay = 1: gram_form = kl requires a value below 1"):
+            natgrad.KLShampoo(small_conv_net(), betas=(0.9, 1.0))
+
     def test_arguments_are_those_of_the_program(self):
         for given, want in ((dict(), dict(filter_decay=0.9, solve_start=1, second_decay=0.999, stat_decay=1.0)),
                             (dict(betas=(0.8, 0.9), precondition_frequency=5), dict(filter_decay=0.8, solve_start=5)),
@@ -141,13 +182,15 @@ class Shampoo(Case):
                 self.assertLess(losses[-1], 0.75 * losses[0], (dtype, options))
 
     def test_resumed_runs_have_the_same_bits(self):
-        for options in (dict(grafting="adam"), dict(precondition_frequency=2, max_preconditioner_dim=5, momentum=0.9)):
+        for options in (dict(grafting="adam"), dict(precondition_frequency=2, max_preconditioner_dim=5, momentum=0.9),
+                        dict(kl=True, precondition_frequency=2, max_axis=5)):
             a = small_conv_net()
-            first = natgrad.Shampoo(a, epsilon=1e-4, **options)
+            kind = natgrad.KLShampoo if options.pop("kl", False) else natgrad.Shampoo
+            first = kind(a, epsilon=1e-4, **options)
             for t in range(6):
                 if t == 3:
                     b = copy.deepcopy(a)
-                    second = natgrad.Shampoo(b, epsilon=1e-4, **options)
+                    second = kind(b, epsilon=1e-4, **options)
                     second.load_state_dict(copy.deepcopy(first.state_dict()))
                 for model, optimizer in ((a, first), (b, second)) if t >= 3 else ((a, first),):
                     optimizer.zero_grad()

@@ -36,6 +36,7 @@ TABLE = {
     # The Gram matrix of a longer axis has null vectors, which rounding determines.
     **{name: ("Preconditioner", dict(method=name, moment_epsilon=1, max_axis=5), False) for name in ("soap", "soap-natgrad")},
     "shampoo": ("Preconditioner", dict(method="shampoo", damping=0.1, max_axis=5, grafting="adam"), False),
+    "kl-shampoo": ("Preconditioner", dict(method="kl-shampoo", damping=0.1, max_axis=5), False),
     **{name: ("MFAC", dict(method=name, window_density=0.5), False) for name in ("topk-sgd", "topk-adam", "topk-adagrad")},
 }
 # Statistics come from the samples of one rank.
