@@ -68,7 +68,7 @@ void ng_axes_describe(ng_block *b, const ng_axes_parameter *parameter);
 /* ---- families_pieces.c: parameters with each axis cut after every max_axis elements --------------*/
 
 /* Return the number of pieces of all parameters of a block. Set them, row-major in each parameter; return the number of
- * matrices. Each axis of a piece has one, also an axis of length 1. */
+ * matrices. Each axis of a piece has one, also an axis of length 1, except with the exponent 0. */
 int64_t ng_pieces_count(const ng_block *b);
 int32_t ng_pieces_of_block(const ng_block *b, ng_axes_parameter *piece);
 /* Return the elements of a piece, row-major: in `all`, the elements of the block, or if they are not adjacent in `room`, to

@@ -47,7 +47,9 @@ int32_t ng_pieces_of_block(const ng_block *b, ng_axes_parameter *piece) {
     for (int64_t at = 0; at < pieces; at++, piece++) {
       set_piece(b, i, &a, at, piece);
       for (int32_t k = 0; k < a.count; k++) {
-        piece->part[k] = matrices++;
+        double e;
+        (void)ng_exponents_find(b->p->opt.root_exponents, a.count, k, &e);
+        piece->part[k] = e == 0.0 ? -1 : matrices++;
       }
     }
   }

@@ -5,6 +5,8 @@
  * = 1) or average of D_(k) D_(k)'; t counts the steps of the model from 1, also for a block without a gradient:
  *
  *     X_k = (L_k / c + damping I)^(-1/(2K)),   c = 1 - stat_decay^t, or 1 for a sum
+ * or with the exponents of root_exponents; root_trace divides L_k / c by the square root of its trace first.
+ *
  *     F = (beta3 M + (1 - beta3) D) / (1 - beta3 beta1^(t-1)),   M <- beta1 M + (1 - beta1) D
  *     PD = P |S| / |P|,   P = F times all X_k,   S the step that `grafting` selects; without grafting PD = P
  *
@@ -56,10 +58,14 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
                              {o->base.refresh_tolerance > 0.0, NG_OPTION_refresh_tolerance,
                               ": the bias correction of L requires a fixed stat_period; set 0"},
                              {o->base.gram_form == NG_GRAMS_KL && o->base.stat_decay == 1.0,
-                              NG_OPTION_stat_decay, ": gram_form = kl requires a value below 1"}};
+                              NG_OPTION_stat_decay, ": gram_form = kl requires a value below 1"},
+                             {o->base.gram_form == NG_GRAMS_KL && o->base.root_trace,
+                              NG_OPTION_root_trace, ": gram_form = kl requires 0"},
+                             {o->base.gram_form == NG_GRAMS_KL && o->root_exponents[0] != 0,
+                              NG_OPTION_root_exponents, ": gram_form = kl has the exponent 1/2"}};
   ng_status st = ng_family_check_others(
       NG_TRAIT_AXES | NG_TRAIT_ROOTS | NG_TRAIT_MOMENTS | NG_TRAIT_SOLVES, o, message, size);
-  if (st == NG_OK) st = ng_family_check_list(list, 3, o, message, size);
+  if (st == NG_OK) st = ng_family_check_list(list, 5, o, message, size);
   return st == NG_OK ? ng_family_check_unused(unused, 4, "Shampoo does not use this option", o,
                                               message, size)
                      : st;
@@ -71,13 +77,18 @@ static ng_status set_matrices(ng_block *b) {
   for (int32_t i = 0; i < k->grams.count; i++) {
     const ng_axes *a = &k->grams.list[i].axes;
     for (int32_t axis = 0; axis < a->count; axis++) {
-      k->grams.matrix[k->grams.list[i].part[axis]] =
-          (ng_matrix){.result = NG_RESULT_ROOT,
-                      .n = a->length[axis],
-                      .p = is_kl(b) ? 2.0 : 2.0 * a->count,
-                      .scale = 1.0,
-                      .average_dtype = NG_F32,
-                      .result_dtype = NG_F32};
+      const int32_t part = k->grams.list[i].part[axis];
+      double e;
+      (void)ng_exponents_find(b->p->opt.root_exponents, a->count, axis, &e);
+      if (part < 0) continue;
+      k->grams.matrix[part] = (ng_matrix){.result = NG_RESULT_ROOT,
+                                          .n = a->length[axis],
+                                          .p = e > 0.0    ? 1.0 / e
+                                               : is_kl(b) ? 2.0
+                                                          : 2.0 * a->count,
+                                          .scale = 1.0,
+                                          .average_dtype = NG_F32,
+                                          .result_dtype = NG_F32};
       largest = ng_max64(largest, a->length[axis]);
     }
   }
@@ -103,6 +114,10 @@ static ng_status create_state(ng_block *b) {
   k->size = ng_object(b->p, (size_t)pieces * sizeof *k->size);
   if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
   b->matrices = k->grams.matrices = ng_pieces_of_block(b, k->grams.list);
+  if (b->matrices == 0) {
+    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': root_exponents leaves none of its axes a matrix",
+                   b->name);
+  }
   const ng_status st = set_matrices(b);
   return st == NG_OK ? ng_moments_create(b, &k->grams.moments) : st;
 }
@@ -164,6 +179,7 @@ static ng_status set_initial_values(ng_block *b) {
 static void unpack_roots(const ng_block *b, const ng_axes_parameter *p, ng_axes *axes, float *X) {
   ng_queue *q = b->ctx->queue;
   for (int32_t axis = 0; axis < axes->count; axis++) {
+    if (p->part[axis] < 0) continue;
     const ng_matrix *m = &ng_grams_of_block(b)->matrix[p->part[axis]];
     ng_linalg(q)->unpack(q, m->n, m->R, NG_F32, X, m->n);
     axes->basis[axis] = X;
@@ -245,16 +261,17 @@ static double bias_of_average(const ng_block *b) {
 static ng_status solve(ng_block *b, ng_solve_phase phase) {
   ng_shampoo *k = shampoo_of_block(b);
   const double c = bias_of_average(b), damping = b->base.damping;
+  const bool is_traced = is_kl(b) || b->base.root_trace;
   int32_t worst = 0;
   if (!b->has_averages) return NG_OK;
   for (int32_t i = 0; i < k->grams.matrices; i++) {
     ng_matrix *m = &k->grams.matrix[i];
     m->F = b->stat->part[i].average;
-    m->scale = 1.0 / c;
-    if (phase == NG_SOLVE_MEASURE && is_kl(b)) ng_matrix_measure(b->ctx->queue, m);
+    if (phase == NG_SOLVE_MEASURE && is_traced) ng_matrix_measure(b->ctx->queue, m);
     if (phase == NG_SOLVE_LIST) {
-      const double mean =
-          is_kl(b) ? *ng_read_numbers(b->ctx->queue, &m->trace) / (double)m->n : 1.0;
+      const double trace = is_traced ? *ng_read_numbers(b->ctx->queue, &m->trace) : 0.0;
+      const double mean = is_kl(b) ? trace / (double)m->n : 1.0;
+      m->scale = b->base.root_trace ? 1.0 / (c * sqrt(fmax(trace / c, damping))) : 1.0 / c;
       ng_block_list_matrix(b, m, 0.0, mean > 0.0 ? damping * mean : 1.0, 0.0); /* L = 0: X = I */
     }
     if (phase != NG_SOLVE_CLIMB) continue;

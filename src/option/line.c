@@ -7,6 +7,8 @@
  * line has no effect. */
 #include "option/option.h"
 
+#include <stdlib.h>
+
 /* A line of options that is being parsed, and the options that it has set so far. */
 typedef struct line_reader {
   const char *at;           /* the text that is not parsed yet */
@@ -145,4 +147,45 @@ ng_status ng_options_override(ng_options *o, const char *text, char *message, si
   memcpy(r.options.given, o->given, sizeof o->given);
   *o = r.options;
   return NG_OK;
+}
+
+/* ---- root_exponents --------------------------------------------------------------------------*/
+
+static const char *skip_blanks(const char *at) { return at + strspn(at, " "); }
+
+/* Read the exponents of one entry, from behind its ':'. Return the character after them; NULL: wrong. */
+static const char *read_exponents(const char *at, long axes, int32_t axis, double *e) {
+  long count = 0;
+  for (at = skip_blanks(at); *at != 0 && *at != ';'; at = skip_blanks(at), count++) {
+    char *end = (char *)(uintptr_t)at + 1;
+    const double value = *at == '*' ? -1.0 : strtod(at, &end);
+    if (end == at || (*at != '*' && !(value >= 0.0 && value <= 16.0))) return NULL;
+    if (count == 0 || count == axis) *e = value;
+    at = end;
+  }
+  return count == 1 || count == axes ? at : NULL;
+}
+
+bool ng_exponents_find(const char *text, int32_t axes, int32_t axis, double *e) {
+  *e = -1.0;
+  for (const char *at = skip_blanks(text); at != NULL && *at != 0;) {
+    char *end;
+    double unused;
+    const long order = strtol(at, &end, 10);
+    if (end == at || order < 1 || order > 4 || *end != ':') return false;
+    at = read_exponents(end + 1, order, axis, order == axes ? e : &unused);
+    if (at == NULL) return false;
+    if (*at == ';') at = skip_blanks(at + 1);
+  }
+  return true;
+}
+
+ng_status ng_exponents_check(const char *option, const char *text, char *message, size_t size) {
+  double e;
+  if (ng_exponents_find(text, 1, 0, &e)) return NG_OK;
+  return ng_fail_to(
+      message, size, NG_ERR_ARG,
+      "%s = \"%s\": expected entries \"K: E\" or \"K: E1 ... EK\", K from 1 to 4, E from "
+      "0 to 16 or *, separated by ';'",
+      option, ng_shorten(text).text);
 }

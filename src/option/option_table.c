@@ -276,6 +276,15 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "m; -1/2 (arXiv 2509.03378).\n"
             "  damping is a multiple of the mean eigenvalue, and L starts at the size of the first "
             "gradient. Needs stat_decay below 1."),
+    ROW(root_exponents, "gradient axes", "", .trait = NG_TRAIT_ROOTS,
+        .check_text = ng_exponents_check,
+        .help = "Exponents of the roots, of the model: entries \"K: E\" or \"K: E1 E2 ...\" for "
+                "parameters with K axes, separated by ';'.\n"
+                "Example: \"2: 0.5; 4: 0.25 * 0 *\". E means (L / c + damping I)^-E; 0: the axis "
+                "has no matrix; *: 1 / (2 K)."),
+    ROW(root_trace, "gradient axes", "0", ROOTS,
+        .help = "1: before damping is added, L / c is divided by the square root of its trace, but "
+                "at least of damping."),
     ROW(grafting, "gradient axes", "none", ROOTS,
         ONE_OF_5(NG_GRAFT_, NONE, "none", SGD, "sgd", ADAM, "adam", ADAGRAD, "adagrad", RMSPROP,
                  "rmsprop"),

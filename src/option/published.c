@@ -436,6 +436,11 @@ static const ng_published shampoo_names[] = {
     {"grafting.epsilon", "moment_epsilon", "sets moment_epsilon", set_value, NULL},
     {"grafting.beta2", "second_decay", "sets second_decay", set_value, NULL},
     {"target_parameter_dimensionality", "kept_axes", "sets kept_axes", set_value, NULL},
+    {"preconditioner.use_trace_scaling", "root_trace", "sets root_trace", set_word,
+     "true=1|false=0"},
+    {"preconditioner.inverse_exponent_override", "root_exponents",
+     "sets root_exponents: {2: 0.5, 4: {0: 0.25, 2: 0.0}} is \"2: 0.5; 4: 0.25 * 0 *\"", set_value,
+     NULL},
 };
 const ng_published_names ng_names_shampoo = NAMES(shampoo_names);
 

@@ -175,6 +175,8 @@ typedef enum {
   X(CHOICE, basis_moments, ng_basis_moments)                                                       \
   X(BOOL, normalize, bool)                                                                         \
   X(CHOICE, gram_form, ng_gram_form)                                                               \
+  X(TEXT, root_exponents, )                                                                        \
+  X(BOOL, root_trace, bool)                                                                        \
   X(CHOICE, grafting, ng_grafting)                                                                 \
   X(REAL, filter_decay, double)                                                                    \
   X(INT, solve_start, int64_t)                                                                     \
@@ -230,7 +232,7 @@ enum { NG_TEXT_SIZE = 4096 };
 
 struct ng_options {
   ng_settings base;
-  char skip_layers[NG_TEXT_SIZE], per_layer[NG_TEXT_SIZE];
+  char skip_layers[NG_TEXT_SIZE], per_layer[NG_TEXT_SIZE], root_exponents[NG_TEXT_SIZE];
   bool given[NG_OPTION_COUNT]; /* options that the caller has set; a method does not change them */
   bool own_method;             /* these options belong to a layer whose own options name a method */
 };
