@@ -3,7 +3,7 @@
  *
  * A parameter P has the arrays sT.P.m and .v (moments), .GGk and .Qk (Gram matrix and basis of axis k; columns of Q are
  * vectors). With Shampoo the second moment is .graft, the momentum of the update is .momentum, and piece b of P has .bB.Lk and
- * .bB.invk, the Gram matrix and the root of axis k. In rank-deficient matrices, and for equal eigenvalues, a basis is not unique. So a basis that changes is
+ * .bB.invk, the Gram matrix and the root of axis k, or .bB.Qk, its basis, and .b0.v, the second moment in the bases. In rank-deficient matrices, and for equal eigenvalues, a basis is not unique. So a basis that changes is
  * compared by its properties, with the limit of spec/matrix.md, 7, and first moments in the original axes. */
 #include "replay.h"
 
@@ -138,6 +138,7 @@ static pair find_pair(const recording *r, int step, const char *parameter, const
   } else if (strcmp(field, "second_moment.weight") == 0) {
     x.recorded = recording_find_array(r, "s%d.%s.v", step, parameter);
     if (x.recorded == NULL) x.recorded = recording_find_array(r, "s%d.%s.graft", step, parameter);
+    if (x.recorded == NULL) x.recorded = recording_find_array(r, "s%d.%s.b0.v", step, parameter);
   } else if (strcmp(field, "momentum.weight") == 0) {
     x.recorded = recording_find_array(r, "s%d.%s.momentum", step, parameter);
   } else if (field[0] == 'L' && (field[1] == 0 || field[1] == '.' || field[1] == '_')) {
@@ -148,6 +149,8 @@ static pair find_pair(const recording *r, int step, const char *parameter, const
     x.is_basis = strcmp(rest, "_basis") == 0;
     if (x.is_triangle || x.is_basis)
       x.recorded = find_axis_array(r, step, parameter, x.is_basis ? "Q" : "GG", axis);
+    if (x.is_basis && x.recorded == NULL)
+      x.recorded = find_piece_array(r, step, parameter, "Q", axis);
     if (x.is_triangle && x.recorded == NULL)
       x.recorded = find_piece_array(r, step, parameter, is_root ? "inv" : "L", axis);
   }
@@ -393,17 +396,37 @@ static ng_status compare_triangle(parameter_state *s, const char *field) {
   return st;
 }
 
+/* Check that a basis of a piece, a field of the parameter, is orthonormal. V and the direction depend on its vectors. */
+static ng_status check_piece_basis(parameter_state *s, const char *field) {
+  const pair x = find_pair(s->r, s->step, s->name, field);
+  const int64_t n = x.recorded->shape[0];
+  ng_status st;
+  float *Q = read_field(s, field, n * n, &st);
+  if (st >= 0 && Q == NULL) st = NG_ERR_STATE; /* renamed */
+  for (int64_t i = 0; i < n * n && st >= 0; i++) {
+    double dot = i / n == i % n ? -1.0 : 0.0;
+    for (int64_t k = 0; k < n; k++)
+      dot += (double)Q[i / n * n + k] * (double)Q[i % n * n + k];
+    note_basis_error(s, fabs(dot));
+  }
+  free(Q);
+  return st;
+}
+
 /* Compare the matrices and roots of all pieces. Roots of null directions are rounding errors if damping is below ROOT_DAMPING. */
 static ng_status compare_pieces(parameter_state *s) {
   const bool roots = ngio_number_of(ngio_get(s->r->config, "epsilon")) >= ROOT_DAMPING;
   const bool single = find_piece_array(s->r, s->step, s->name, "L", 1) == NULL;
   ng_status st = NG_OK;
   for (int i = 0; st >= 0 && find_piece_array(s->r, s->step, s->name, "L", i) != NULL; i++) {
-    char L[32] = "L", root[48];
+    char L[32] = "L", root[48], basis[48];
     if (!single) (void)snprintf(L, sizeof L, "L.%d", i);
     (void)snprintf(root, sizeof root, "%s_root", L);
+    (void)snprintf(basis, sizeof basis, "%s_basis", L);
     st = compare_triangle(s, L);
-    if (st >= 0 && roots) st = compare_triangle(s, root);
+    const bool has_basis = find_piece_array(s->r, s->step, s->name, "Q", i) != NULL;
+    if (st >= 0 && has_basis) st = check_piece_basis(s, basis);
+    if (st >= 0 && roots && !has_basis) st = compare_triangle(s, root);
   }
   return st;
 }

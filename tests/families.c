@@ -436,6 +436,9 @@ static const family families[] = {
      FRACTIONS | SHAPED | NORMS | TOKENS, WHOLE, .growth = 8},
     {"kl-shampoo", "method=kl-shampoo damping=0.1 solve_period=1", FRACTIONS | SHAPED, WHOLE,
      .growth = 8},
+    {"shampoo, bases",
+     "method=shampoo gram_form=eigen stat_decay=0.9 damping=0.01 kept_axes=2 vector_factor=1",
+     FRACTIONS | SHAPED | NORMS, WHOLE, .growth = 8},
     {"mfac, norms and tokens", "method=mfac" WINDOW("damping=0.1"), NORMS | TOKENS, WHOLE,
      .predict = window_predict, .growth = WINDOW_GROWTH},
 };

@@ -113,6 +113,8 @@ static const effect effects[] = {
     {"basis_moments", SOAP, "permute|rotate", .same = 2},
     {"normalize", SOAP, "0|1", .same = 2},
     {"gram_form", SHAMPOO "stat_decay=0.9", "plain|kl", .same = 0},
+    {"gram_form", SHAMPOO "stat_decay=0.9 kept_axes=2", "plain|eigen|qr", .same = 0},
+    {"vector_factor", SHAMPOO "gram_form=eigen", "0|1", .same = 0},
     {"root_exponents", SHAMPOO "kept_axes=2", "|'2: 0.5'|'2: 0.5 0; 1: 1'", .same = 0},
     {"root_trace", SHAMPOO, "0|1", .same = 0},
     {"grafting", SHAMPOO, "none|sgd|adam|rmsprop", .same = 0},

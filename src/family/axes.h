@@ -65,10 +65,19 @@ void ng_axes_name_field(const ng_segment *s, ng_field *f);
 /* Write "L 6x6, 5x5; moments 30" for ng_explain. */
 void ng_axes_describe(ng_block *b, const ng_axes_parameter *parameter);
 
+/* ---- families_bases.c: gram_form = eigen, qr; R of a matrix is a basis ----------------------------*/
+
+/* Compute the basis of a matrix in the phases of `solve`; return the rung, 0 before NG_SOLVE_CLIMB. qr: of L + shift I. */
+int32_t ng_grams_solve_basis(ng_block *b, ng_matrix *m, ng_solve_phase phase, double shift);
+/* Enqueue, for a list of pieces, b->direction <- filter_scale times F in the bases, over sqrt(V / c) + damping, rotated back; the
+ * new M and V. F, S: scratch, after S for one piece. */
+void ng_grams_precondition(ng_block *b, float *D, float *F, float *S, double filter_scale);
+
 /* ---- families_pieces.c: parameters with each axis cut after every max_axis elements --------------*/
 
 /* Return the number of pieces of all parameters of a block. Set them, row-major in each parameter; return the number of
- * matrices. Each axis of a piece has one, also an axis of length 1, except with the exponent 0. */
+ * matrices. Each axis of a piece has one, also an axis of length 1, except with the exponent 0; with a
+ * basis form (eigen, qr) vectors have one if vector_factor. */
 int64_t ng_pieces_count(const ng_block *b);
 int32_t ng_pieces_of_block(const ng_block *b, ng_axes_parameter *piece);
 /* Return the elements of a piece, row-major: in `all`, the elements of the block, or if they are not adjacent in `room`, to

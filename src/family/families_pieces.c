@@ -37,6 +37,7 @@ static void set_piece(const ng_block *b, int32_t segment, const ng_axes *a, int6
 
 int32_t ng_pieces_of_block(const ng_block *b, ng_axes_parameter *piece) {
   int32_t matrices = 0;
+  const bool ignores_vectors = b->base.gram_form >= NG_GRAMS_EIGEN && !b->base.vector_factor;
   for (int32_t i = 0; i < b->segments; i++) {
     ng_axes a;
     int64_t pieces = 1;
@@ -49,7 +50,7 @@ int32_t ng_pieces_of_block(const ng_block *b, ng_axes_parameter *piece) {
       for (int32_t k = 0; k < a.count; k++) {
         double e;
         (void)ng_exponents_find(b->p->opt.root_exponents, a.count, k, &e);
-        piece->part[k] = e == 0.0 ? -1 : matrices++;
+        piece->part[k] = e == 0.0 || (a.count == 1 && ignores_vectors) ? -1 : matrices++;
       }
     }
   }

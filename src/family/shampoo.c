@@ -38,7 +38,12 @@ static ng_shampoo *shampoo_of_block(const ng_block *b) { return b->state; }
 
 static bool is_kl(const ng_block *b) { return b->base.gram_form == NG_GRAMS_KL; }
 
-static bool has_second_moment(const ng_block *b) { return b->base.grafting >= NG_GRAFT_ADAM; }
+/* V is in the eigenbases of L; R of a matrix is the basis. */
+static bool has_bases(const ng_block *b) { return b->base.gram_form >= NG_GRAMS_EIGEN; }
+
+static bool has_second_moment(const ng_block *b) {
+  return b->base.grafting >= NG_GRAFT_ADAM || has_bases(b);
+}
 
 /* Return t. */
 static double step_of_block(const ng_block *b) { return (double)b->p->steps + 1.0; }
@@ -51,8 +56,9 @@ static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
 }
 
 static ng_status check_options(const ng_options *o, char *message, size_t size) {
-  static const ng_option_id unused[] = {NG_OPTION_vector_factor, NG_OPTION_basis_moments,
-                                        NG_OPTION_normalize, NG_OPTION_adam_lr};
+  static const ng_option_id unused[] = {NG_OPTION_basis_moments, NG_OPTION_normalize,
+                                        NG_OPTION_adam_lr, NG_OPTION_vector_factor};
+  const bool bases = o->base.gram_form >= NG_GRAMS_EIGEN;
   const ng_refusal list[] = {{o->base.stat_start != NG_START_ZERO, NG_OPTION_stat_start,
                               ": the bias correction of L requires zero"},
                              {o->base.refresh_tolerance > 0.0, NG_OPTION_refresh_tolerance,
@@ -62,12 +68,14 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
                              {o->base.gram_form == NG_GRAMS_KL && o->base.root_trace,
                               NG_OPTION_root_trace, ": gram_form = kl requires 0"},
                              {o->base.gram_form == NG_GRAMS_KL && o->root_exponents[0] != 0,
-                              NG_OPTION_root_exponents, ": gram_form = kl has the exponent 1/2"}};
+                              NG_OPTION_root_exponents, ": gram_form = kl has the exponent 1/2"},
+                             {bases && o->base.grafting != NG_GRAFT_NONE, NG_OPTION_grafting,
+                              ": gram_form = eigen and qr require none"}};
   ng_status st = ng_family_check_others(
       NG_TRAIT_AXES | NG_TRAIT_ROOTS | NG_TRAIT_MOMENTS | NG_TRAIT_SOLVES, o, message, size);
-  if (st == NG_OK) st = ng_family_check_list(list, 5, o, message, size);
-  return st == NG_OK ? ng_family_check_unused(unused, 4, "Shampoo does not use this option", o,
-                                              message, size)
+  if (st == NG_OK) st = ng_family_check_list(list, 6, o, message, size);
+  return st == NG_OK ? ng_family_check_unused(unused, bases ? 3 : 4,
+                                              "Shampoo does not use this option", o, message, size)
                      : st;
 }
 
@@ -81,7 +89,7 @@ static ng_status set_matrices(ng_block *b) {
       double e;
       (void)ng_exponents_find(b->p->opt.root_exponents, a->count, axis, &e);
       if (part < 0) continue;
-      k->grams.matrix[part] = (ng_matrix){.result = NG_RESULT_ROOT,
+      k->grams.matrix[part] = (ng_matrix){.result = has_bases(b) ? NG_RESULT_EIGEN : NG_RESULT_ROOT,
                                           .n = a->length[axis],
                                           .p = e > 0.0    ? 1.0 / e
                                                : is_kl(b) ? 2.0
@@ -115,8 +123,8 @@ static ng_status create_state(ng_block *b) {
   if (ng_objects_status(b->p) != NG_OK) return NG_ERR_NOMEM;
   b->matrices = k->grams.matrices = ng_pieces_of_block(b, k->grams.list);
   if (b->matrices == 0) {
-    return ng_fail(b->ctx, NG_ERR_ARG, "'%s': root_exponents leaves none of its axes a matrix",
-                   b->name);
+    b->solves = false;
+    b->observed = 0;
   }
   const ng_status st = set_matrices(b);
   return st == NG_OK ? ng_moments_create(b, &k->grams.moments) : st;
@@ -146,19 +154,30 @@ static int64_t scratch_floats(const ng_block *b) {
   return most;
 }
 
+static int32_t owner_of_block(const ng_block *b) {
+  return b->matrices > 0 ? b->stat->owner : b->owner;
+}
+
 static ng_status request_memory(ng_block *b, ng_plan *plan) {
   ng_shampoo *k = shampoo_of_block(b);
   const int64_t real = (int64_t)sizeof(float);
-  const int32_t owner = b->stat->owner;
-  if (b->is_worker) k->grams.info = ng_plan_result(plan, owner, NG_GRAMS_INFO * real);
+  const int64_t all = ng_axes_elements_of_block(b);
+  const int32_t owner = owner_of_block(b);
+  if (b->is_worker && b->solves) k->grams.info = ng_plan_result(plan, owner, NG_GRAMS_INFO * real);
   for (int32_t i = 0; i < k->grams.matrices && b->is_worker; i++) {
-    k->grams.matrix[i].R = ng_plan_result(plan, owner, ng_matrix_count(&k->grams.matrix[i]) * real);
+    ng_matrix *m = &k->grams.matrix[i];
+    m->R = ng_plan_result(plan, owner, ng_matrix_count(m) * real);
+    if (has_bases(b)) m->d = ng_plan_result(plan, owner, m->n * real);
   }
   if (b->is_worker) {
     ng_moments_request(plan, &k->grams.moments, has_second_moment(b) ? 2 : 1, NG_USE_MOMENTS,
                        NG_USE_MOMENTS);
   }
-  ng_plan_direction(plan, b, NG_BY_FAMILY, ng_axes_elements_of_block(b));
+  if (b->solves) {
+    ng_plan_direction(plan, b, NG_BY_FAMILY, all);
+  } else {
+    b->direction = ng_plan_take(plan, NG_USE_MOMENTS, all * real);
+  }
   ng_plan_scratch(plan, ng_times(scratch_floats(b), real));
   return NG_OK;
 }
@@ -167,7 +186,12 @@ static ng_status set_initial_values(ng_block *b) {
   const ng_shampoo *k = shampoo_of_block(b);
   ng_queue *q = b->ctx->queue;
   for (int32_t i = 0; i < k->grams.matrices && b->is_worker; i++) {
-    ng_linalg(q)->shift_diagonal(q, k->grams.matrix[i].n, k->grams.matrix[i].R, NG_F32, false, 1.0);
+    const ng_matrix *m = &k->grams.matrix[i];
+    float *R = m->R;
+    if (!has_bases(b)) ng_linalg(q)->shift_diagonal(q, m->n, R, NG_F32, false, 1.0);
+    for (int64_t j = 0; j < m->n && has_bases(b); j++) {
+      R[j * (m->n + 1)] = 1.0F;
+    }
   }
   ng_queue_wait(q);
   return NG_OK;
@@ -267,6 +291,11 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   for (int32_t i = 0; i < k->grams.matrices; i++) {
     ng_matrix *m = &k->grams.matrix[i];
     m->F = b->stat->part[i].average;
+    if (has_bases(b)) {
+      const int32_t rung = ng_grams_solve_basis(b, m, phase, damping * c);
+      worst = rung > worst ? rung : worst;
+      continue;
+    }
     if (phase == NG_SOLVE_MEASURE && is_traced) ng_matrix_measure(b->ctx->queue, m);
     if (phase == NG_SOLVE_LIST) {
       const double trace = is_traced ? *ng_read_numbers(b->ctx->queue, &m->trace) : 0.0;
@@ -350,6 +379,17 @@ static void precondition(ng_block *b) {
   float *D = ng_scratch(b), *F = D + room, *S = F + room;
   k->grams.total = (ng_direction_sums){.finite = 1};
   ng_axes_read_gradients(b, D, &k->grams.total.finite);
+  if (has_bases(b)) {
+    ng_grams_precondition(b, D, F, S, filter_scale(b));
+    for (int32_t i = 0; i < k->grams.count; i++) {
+      const ng_axes_parameter *p = &k->grams.list[i];
+      const int64_t n = ng_axes_elements(&p->axes);
+      const float *P = ng_piece_gather(q, p, b->direction, S + room),
+                  *from = ng_piece_gather(q, p, D, S + room + ng_round16(n));
+      ng_linalg(q)->sum_row_products(q, 1, n, P, n, from, n, k->sums + (int64_t)SUMS * i);
+    }
+    return;
+  }
   ng_linalg(q)->copy_rows(q, 1, all, D, all, S, all);
   filter(b, D, F, S);
   for (int32_t i = 0; i < k->grams.count; i++) {
@@ -360,6 +400,7 @@ static void precondition(ng_block *b) {
 /* Return the factor of P of a piece, with its sums. */
 static double scale_of_piece(const ng_block *b, const double *sums) {
   const double by = filter_scale(b);
+  if (has_bases(b)) return 1.0;
   const double S = sqrt(sums[SUM_S2]) * (has_second_moment(b) ? 1.0 : by);
   if (!shampoo_of_block(b)->has_roots) return has_second_moment(b) ? 1.0 : by;
   return b->base.grafting == NG_GRAFT_NONE ? by : by * S / (by * sqrt(sums[SUM_P2]) + 1e-16);
@@ -403,12 +444,14 @@ static void visit_fields(ng_block *b, ng_field_visit visit, void *arg) {
   const ng_shampoo *k = shampoo_of_block(b);
   for (int32_t i = 0; i < k->grams.matrices; i++) {
     const int64_t n = k->grams.matrix[i].n;
-    ng_field f = ng_part_field(b->stat, i, "_root", NG_F32, n, n, k->grams.matrix[i].R);
-    f.is_symmetric = true;
+    const char *suffix = has_bases(b) ? "_basis" : "_root";
+    ng_field f = ng_part_field(b->stat, i, suffix, NG_F32, n, n, k->grams.matrix[i].R);
+    f.is_symmetric = !has_bases(b);
     visit(arg, &f);
   }
-  ng_moments_visit(b, &k->grams.moments, has_second_moment(b) ? 2 : 1, b->stat->owner, false, visit,
-                   arg);
+  ng_moments_visit(b, &k->grams.moments, has_second_moment(b) ? 2 : 1, owner_of_block(b), false,
+                   visit, arg);
+  if (!b->solves) return;
   ng_field f = ng_field_plain("L_solve", NG_F32, 1, NG_GRAMS_INFO, k->grams.info, b->stat->owner);
   visit(arg, &f);
 }

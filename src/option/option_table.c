@@ -259,7 +259,8 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
         .help = "merge_axes = right: the least number of axes that remain. 1: a small parameter "
                 "becomes a vector; 2: the kernel of a convolution becomes a matrix."),
     ROW(vector_factor, "gradient axes", "0", GRAMS, LAYER,
-        .help = "1: vectors, such as biases, have a matrix L, too."),
+        .help = "1: vectors, such as biases, have a matrix L, too. Of SOAP, and of Shampoo with "
+                "gram_form = eigen or qr."),
     ROW(basis_moments, "gradient axes", "permute", GRAMS,
         ONE_OF_2(NG_BASIS_, PERMUTE, "permute", ROTATE, "rotate"), LAYER,
         .help = "The second moments V when the basis changes; first moments are rotated.\n"
@@ -268,14 +269,21 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
                 "the new one."),
     ROW(normalize, "gradient axes", "0", GRAMS, LAYER,
         .help = "1: the root mean square of PD of each parameter is 1."),
-    ROW(gram_form, "gradient axes", "plain", ROOTS, ONE_OF_2(NG_GRAMS_, PLAIN, "plain", KL, "kl"),
+    ROW(gram_form, "gradient axes", "plain", ROOTS,
+        ONE_OF_4(NG_GRAMS_, PLAIN, "plain", KL, "kl", EIGEN, "eigen", QR, "qr"),
         .help =
             "The matrix that enters the average L_k of axis k, and the exponent of its root.\n"
             "- plain: D_(k) D_(k)'; -1 / (2 K) with K axes.\n"
             "- kl: D_(k) S^-1 D_(k)' / m, S the Kronecker product of L of the other axes, of order "
             "m; -1/2 (arXiv 2509.03378).\n"
             "  damping is a multiple of the mean eigenvalue, and L starts at the size of the first "
-            "gradient. Needs stat_decay below 1."),
+            "gradient. Needs stat_decay below 1.\n"
+            "- eigen, qr: no root. V is the average of D^2 in the eigenbases of L, with "
+            "stat_decay; PD "
+            "is F there, over sqrt(V / c) + damping.\n"
+            "  eigen computes eigenvectors, qr improves the basis by one orthogonal iteration; V "
+            "keeps "
+            "its place (the SOAP form of Distributed Shampoo)."),
     ROW(root_exponents, "gradient axes", "", .trait = NG_TRAIT_ROOTS,
         .check_text = ng_exponents_check,
         .help = "Exponents of the roots, of the model: entries \"K: E\" or \"K: E1 E2 ...\" for "

@@ -397,6 +397,14 @@ static ng_status set_grafting(job *j) {
   return st;
 }
 
+/* The SOAP forms have matrices for vectors, if ignored_basis_change_dims does not exclude them. */
+static ng_status set_gram_form(job *j) {
+  const ng_status st = set_word(j);
+  if (st == NG_OK && !j->full->given[NG_OPTION_vector_factor])
+    j->full->base.vector_factor = j->full->base.gram_form >= NG_GRAMS_EIGEN;
+  return st;
+}
+
 static ng_status set_unless_minus_1(job *j) {
   double v;
   if (!ng_read_real(j->value, &v)) return refuse_value(j, NG_ERR_ARG, "a number");
@@ -436,6 +444,12 @@ static const ng_published shampoo_names[] = {
     {"grafting.epsilon", "moment_epsilon", "sets moment_epsilon", set_value, NULL},
     {"grafting.beta2", "second_decay", "sets second_decay", set_value, NULL},
     {"target_parameter_dimensionality", "kept_axes", "sets kept_axes", set_value, NULL},
+    {"preconditioner", "gram_form",
+     "root: RootInv; soap-eigh, soap-qr: EigenvalueCorrected with eigh or QR, which also set "
+     "vector_factor",
+     set_gram_form, "root=plain|soap-eigh=eigen|soap-qr=qr"},
+    {"preconditioner.ignored_basis_change_dims", "vector_factor", "{}: 1; {1: [0]}: 0", set_word,
+     "{}=1|{1: [0]}=0"},
     {"preconditioner.use_trace_scaling", "root_trace", "sets root_trace", set_word,
      "true=1|false=0"},
     {"preconditioner.inverse_exponent_override", "root_exponents",

@@ -74,7 +74,7 @@ typedef enum {
   NG_GRAFT_ADAGRAD,
   NG_GRAFT_RMSPROP
 } ng_grafting;
-typedef enum { NG_GRAMS_PLAIN, NG_GRAMS_KL } ng_gram_form;
+typedef enum { NG_GRAMS_PLAIN, NG_GRAMS_KL, NG_GRAMS_EIGEN, NG_GRAMS_QR } ng_gram_form;
 typedef enum { NG_SIDES_BOTH, NG_SIDES_INPUT, NG_SIDES_NONE } ng_sides;
 
 typedef enum {

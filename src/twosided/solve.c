@@ -128,3 +128,29 @@ void ng_matrix_iterate(ng_queue *q, ng_matrix *m, const float *from, double shif
   ng_linalg(q)->qr(q, n, n, m->R, n, work, &m->info);
   ng_linalg(q)->check_finite(q, n * n, m->R, NG_F32, &m->finite);
 }
+
+bool ng_matrix_refresh_ascending(ng_queue *q, ng_matrix *m, double shift, float *scratch) {
+  const int64_t n = m->n;
+  float *V = scratch, *FV = V + ng_round16(n * n), *room = FV + ng_round16(n * n);
+  double *rayleigh = (double *)(void *)(room + ng_round16(ng_sym_count(n)));
+  int32_t *order = (int32_t *)(void *)(rayleigh + 3 * ng_round16(n));
+  float *R = m->R;
+  ng_linalg(q)->copy_rows(q, n, n, R, n, V, n);
+  ng_matrix_iterate(q, m, V, shift, FV);
+  ng_queue_wait(q);
+  const bool is_good = ng_read_info(q, &m->info) == 0 && ng_read_info(q, &m->finite) != 0;
+  if (is_good) {
+    ng_linalg(q)->mul_right(q, (ng_sym){(float *)(uintptr_t)m->F, n}, n, R, n, FV, n);
+    ng_linalg(q)->sum_row_products(q, n, n, FV, n, R, n, rayleigh);
+    ng_queue_wait(q);
+  }
+  if (!is_good || !order_descending(n, ng_read_numbers(q, rayleigh), order)) {
+    ng_linalg(q)->copy_rows(q, n, n, V, n, R, n);
+    return false;
+  }
+  ng_linalg(q)->copy_rows(q, n, n, R, n, V, n);
+  for (int64_t i = 0; i < n; i++) {
+    ng_linalg(q)->copy_rows(q, 1, n, V + order[n - 1 - i] * n, n, R + i * n, n);
+  }
+  return true;
+}

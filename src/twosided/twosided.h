@@ -38,6 +38,8 @@ int64_t ng_matrix_scratch(const ng_queue *q, const ng_matrix *m);
  * R <- Q' of the QR of F Q, d <- the sorted d_i, order[i] <- the old index of vector i. Return false, with R and d
  * unchanged, if the result is not finite. */
 bool ng_matrix_refresh(ng_queue *q, ng_matrix *m, int32_t *order, float *scratch);
+/* As ng_matrix_refresh of F + shift I, but sort the vectors after the QR, the smallest q_i' F q_i first; d is not set. */
+bool ng_matrix_refresh_ascending(ng_queue *q, ng_matrix *m, double shift, float *scratch);
 /* Enqueue one orthogonal iteration without sorting: R <- Q' of the QR of (F + shift I) V, where the rows of `from` [n, n] are
  * the columns of V. So vector i stays vector i. The shift is the weight of the old vectors where F is rank-deficient. F:
  * finite, f32, bf16 or f16; R: f32. After a wait R is valid if m->info = 0 and m->finite = 1. */
