@@ -1,6 +1,6 @@
 /* influence.c: `natgrad influence`: rank training samples by their influence on test samples (scores.h).
  *
- * In: the directory of a run. Out: a table; a CSV file with all scores. */
+ * In: the directory of a run. Out: a table; a CSV or JSON file with all scores. */
 #include "common/commands.h"
 #include "disk.h"
 #include "scores.h"
@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct request {
   const char *data, *out;
@@ -25,6 +26,20 @@ static void print_csv(FILE *f, const void *what) {
   (void)fputs("sample,label,score\n", f);
   for (int32_t i = 0; i < r->count; i++)
     (void)fprintf(f, "%d,%d,%.17g\n", r->list[i].row, r->list[i].label, r->list[i].score);
+}
+
+static void print_json(FILE *f, const void *what) {
+  const ranking *r = what;
+  (void)fputs("[", f);
+  for (int32_t i = 0; i < r->count; i++)
+    (void)fprintf(f, "%s\n {\"sample\": %d, \"label\": %d, \"score\": %.17g}", i > 0 ? "," : "",
+                  r->list[i].row, r->list[i].label, r->list[i].score);
+  (void)fputs("\n]\n", f);
+}
+
+static bool is_json(const char *name) {
+  const size_t n = strlen(name);
+  return n > 5 && strcmp(name + n - 5, ".json") == 0;
 }
 
 /* Print n samples, from the first or, if `step` is -1, from the last. */
@@ -72,7 +87,8 @@ static int run_influence(void *user, const cli_args *args) {
     rc = scores_compute(p.ctx, &w->how, &p.s, p.reconstructs, &p.feed, p.net, p.pool, list,
                         &r.count);
     scores_sort(list, r.count);
-    if (rc == CLI_OK && w->out != NULL) rc = disk_print_file(w->out, print_csv, &r);
+    if (rc == CLI_OK && w->out != NULL)
+      rc = disk_print_file(w->out, is_json(w->out) ? print_json : print_csv, &r);
     if (rc == CLI_OK) print_tables(w, &p, &r);
     free(list);
   }
@@ -94,8 +110,8 @@ static const cli_option own[] = {
      CLI_FLAG, .field = offsetof(request, how.ekfac)},
     {"empirical", NULL, "K from the labels of the data (from labels that the network draws)",
      CLI_FLAG, .field = offsetof(request, how.empirical)},
-    {"out", "FILE", "write all scores to FILE (.csv), the largest first", CLI_TEXT,
-     .field = offsetof(request, out)},
+    {"out", "FILE", "write all scores to FILE, the largest first; FILE.json: as JSON, else as CSV",
+     CLI_TEXT, .field = offsetof(request, out)},
     {"data", "SPEC", "the data set, if its files have moved", CLI_TEXT,
      .field = offsetof(request, data)},
 };

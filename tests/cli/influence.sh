@@ -15,6 +15,9 @@ tail -n +2 all.csv | cut -d, -f3 | sort -grc || fail "all.csv is not sorted"
 "$natgrad" influence run --top 3 >table.txt || fail "table"
 diff <(awk '$1 ~ /^[0-9]+$/ { print $2 "," $3 }' table.txt) <({ sed -n 2,4p all.csv; tail -n 3 all.csv | tac; } | cut -d, -f1,2) ||
   fail "table and file differ"
+"$natgrad" influence run --out all.json >/dev/null
+diff all.csv <(python3 -c 'import json; print("sample,label,score"); [print("%d,%d,%.17g" % (x["sample"], x["label"], x["score"])) for x in json.load(open("all.json"))]') ||
+  fail "all.json is not all.csv"
 "$natgrad" influence run --out again.csv >/dev/null && cmp -s all.csv again.csv || fail "not the same again"
 influence 0 'influence on test sample 359: 1437 training samples *' run --test 359 --damping 0.001 --top 1
 influence 0 "self-influence: 1437 training samples *largest*" run --self --empirical
