@@ -64,12 +64,15 @@ static inline ng_option_info option_info(int32_t i) {
 /* Write a valid value that differs from the default of every method. */
 static inline void write_other_value(const ng_option_info *info, char *value, size_t size) {
   const char *bar = strrchr(info->choices, '|');
-  const bool lines = strcmp(info->name, "per_layer") == 0;
+  const bool lines = strcmp(info->name, "per_layer") == 0,
+             exponents = strcmp(info->name, "root_exponents") == 0;
   const char *const of_type[] = {[NG_OPTION_REAL] = "0.375",
                                  [NG_OPTION_INT] = "77",
                                  [NG_OPTION_BOOL] = "1",
                                  [NG_OPTION_CHOICE] = bar == NULL ? info->choices : bar + 1,
-                                 [NG_OPTION_TEXT] = lines ? "fc: damping=3" : "fc"};
+                                 [NG_OPTION_TEXT] = lines       ? "fc: damping=3"
+                                                    : exponents ? "2: 0.5"
+                                                                : "fc"};
   (void)snprintf(value, size, "%s", of_type[info->type]);
 }
 
