@@ -187,6 +187,7 @@ static void needs_is_the_option_of_the_sentence(void **state) {
     const ng_option_info info = option_info(i);
     ng_options o = options_of_method("adasgd"); /* sides = none */
     char text[128], begins[64];
+    fixture_set(&o, "solver", "eigen");
     fixture_set(&o, "clip", "rescale");
     fixture_set(&o, "placement", "spngd");
     fixture_set(&o, "window_function", "step");

@@ -244,9 +244,9 @@ static ng_option_info get_option_info(const char *option) {
 }
 
 /* Tests of these options: update_decides_the_step_and_the_moments, t_bindings, t_plan_places, t_oracle,
- * t_overhead, t_groups. */
-static const char *const tested_elsewhere[] = {"update",  "missing",  "colocate",
-                                               "spatial", "overhead", "decay_after"};
+ * t_overhead, t_groups, t_gradient_rows. */
+static const char *const tested_elsewhere[] = {"update",   "missing",     "colocate",     "spatial",
+                                               "overhead", "decay_after", "gradient_rows"};
 
 static bool is_tested(const char *option, const char *choice) {
   for (size_t i = 0; i < sizeof tested_elsewhere / sizeof tested_elsewhere[0]; i++) {

@@ -63,10 +63,11 @@ static void expect_plan(const plan_case *c) {
   fixture f;
   const bool all = strcmp(c->statistics, "all") == 0, local = strcmp(c->statistics, "local") == 0;
   const bool owner = !all && !local;
-  (void)snprintf(options, sizeof options,
-                 "method=natgrad solve_period=50 stat_bucket_mb=1000 placement=%s colocate=%d "
-                 "statistics=%s grad_worker_fraction=%.17g",
-                 c->name, c->together, c->statistics, (double)c->m / W);
+  (void)snprintf(
+      options, sizeof options,
+      "method=natgrad gradient_rows=0 solve_period=50 stat_bucket_mb=1000 placement=%s colocate=%d "
+      "statistics=%s grad_worker_fraction=%.17g",
+      c->name, c->together, c->statistics, (double)c->m / W);
   assert_int_equal(fixture_open(&f, options, &(fixture_how){.threads = 1}), NG_OK);
   for (int i = 0; i < LAYERS; i++)
     fixture_ok(&f, ng_add_linear(f.p, name[i], order[i][0], order[i][1], 0, NULL));

@@ -75,6 +75,7 @@ set(natgrad_unit_tests
     t_fork
     t_gather
     t_golden
+    t_gradient_rows
     t_groups
     t_groups_ranks
     t_huge

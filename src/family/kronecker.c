@@ -230,6 +230,16 @@ ng_status ng_kron_create_state(ng_block *b) {
   return ng_objects_status(b->p);
 }
 
+static ng_status create_state(ng_block *b) {
+  const ng_status st = ng_kron_create_state(b);
+  return st == NG_OK ? ng_kron_rows_create(b) : st;
+}
+
+static ng_status set_initial_values(ng_block *b) {
+  if (ng_kron_of(b)->rows != NULL) ng_kron_rows_set_initial(b);
+  return NG_OK;
+}
+
 static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
   return !e->is_tensor && e->d.kind != NG_NORM && ng_is(o->family, "kronecker");
 }
@@ -328,7 +338,7 @@ ng_status ng_kron_request_memory(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   const int64_t real = (int64_t)sizeof(float);
   if (k->spatial != NULL) ng_spatial_link(k);
-  int64_t floats = ng_max64(observation_floats(b, &k->conv), ng_kron_apply_scratch(b));
+  int64_t floats = observation_floats(b, &k->conv);
   for (int side = 0; side < k->sides; side++) {
     ng_side *s = &k->side[side];
     const int32_t owner = s->stat->owner;
@@ -350,6 +360,8 @@ ng_status ng_kron_request_memory(ng_block *b, ng_plan *plan) {
     floats = ng_max64(floats, ng_spatial_request_results(b, plan));
     ng_spatial_link(k);
   }
+  if (k->rows != NULL) ng_kron_rows_request(b, plan);
+  floats = ng_max64(floats, ng_kron_apply_scratch(b));
   ng_plan_direction(plan, b, NG_BY_FAMILY, ng_kron_direction_floats(k));
   ng_plan_scratch(plan, ng_times(floats, real));
   return NG_OK;
@@ -426,7 +438,8 @@ const ng_family ng_family_kronecker = {
     .observed = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD,
     .accepts_entry = accepts_entry,
     .check_options = check_options,
-    .create_state = ng_kron_create_state,
+    .create_state = create_state,
+    .set_initial_values = set_initial_values,
     .declare_statistics = ng_kron_declare_statistics,
     .request_memory = ng_kron_request_memory,
     .observe = ng_kron_observe,

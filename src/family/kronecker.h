@@ -5,6 +5,7 @@
  *   kronecker_solve.c  damping; solving all parts of a block
  *   kronecker_apply.c  computing PD (twosided/)
  *   kronecker_spatial.c  all of these for A = S (x) C (spatial = factored)
+ *   kronecker_rows.c   PD of a linear layer from its rows (gradient_rows)
  *   kronecker_factors.c  A and G in the published order
  *   kronecker_adam.c   a second family: Adam in the eigenbases of A and G
  *   kronecker_ekfac.c  a third family: EKFAC, second moments of samples in the eigenbases
@@ -82,6 +83,7 @@ typedef struct ng_kron {
   bool is_product; /* solver = product: R is the average, and `direction` is H = G D A */
   double lambda;   /* eigen-prediv: the damping of the last solve */
   ng_direction_sums *sums;
+  struct ng_kron_rows *rows;   /* state of kronecker_rows.c; NULL: rows are not stored */
   struct ng_kron_adam *adam;   /* state of kronecker_adam.c; NULL: another family */
   struct ng_kron_ekfac *ekfac; /* state of kronecker_ekfac.c; NULL: another family */
   struct ng_kron_muon *muon;   /* state of kronecker_muon.c; NULL: another family */
@@ -148,6 +150,16 @@ int64_t ng_spatial_apply_scratch(const ng_kron *k);
 void ng_spatial_read_gradient(ng_block *b, float *to, float *bias);
 void ng_spatial_precondition(ng_block *b);
 void ng_spatial_describe(const ng_block *b, bool is_bias, ng_direction *e);
+
+/* kronecker_rows.c. create: set k->rows if the option gradient_rows has an effect on the block. request, in request_memory:
+ * after the memory of the results. store: copy an observation of a statistic s. apply: out <- PD of D, and return true, if D is
+ * the product of the stored rows; scratch: ng_kron_rows_scratch floats. */
+ng_status ng_kron_rows_create(ng_block *b);
+void ng_kron_rows_request(ng_block *b, ng_plan *plan);
+void ng_kron_rows_set_initial(const ng_block *b);
+void ng_kron_rows_store(ng_block *b, const ng_obs *o, const ng_stat *s);
+int64_t ng_kron_rows_scratch(const ng_kron *k);
+bool ng_kron_rows_apply(const ng_block *b, const float *D, float *out, float *scratch);
 
 /* eigen: set the damping of each group in k->both. */
 void ng_kron_set_damping(const ng_block *b);

@@ -39,7 +39,8 @@ static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
 static ng_status check_options(const ng_options *o, char *message, size_t size) {
   const ng_settings *s = &o->base;
   static const ng_option_id unused[] = {NG_OPTION_damping_split, NG_OPTION_damping_leak,
-                                        NG_OPTION_eigen_floor, NG_OPTION_radius};
+                                        NG_OPTION_eigen_floor, NG_OPTION_radius,
+                                        NG_OPTION_gradient_rows};
   const ng_refusal list[] = {
       {s->solver != NG_SOLVER_EIGEN, NG_OPTION_solver, ": moments need an eigenbasis; set eigen"},
       {s->inverse_dtype != NG_F32, NG_OPTION_inverse_dtype, ": eigenbases of moments are f32"},
@@ -50,8 +51,8 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
                                         message, size);
   if (st == NG_OK) st = ng_family_check_list(list, sizeof list / sizeof *list, o, message, size);
   if (st != NG_OK) return st;
-  return ng_family_check_unused(unused, 4, "an eigenbasis of moments is not damped", o, message,
-                                size);
+  return ng_family_check_unused(unused, sizeof unused / sizeof *unused,
+                                "moments in an eigenbasis replace the inverse", o, message, size);
 }
 
 static void add_basis(struct ng_kron_adam *a, ng_matrix *m, const ng_side *s, int32_t of_stat) {

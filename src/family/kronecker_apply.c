@@ -30,7 +30,9 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   if (k->spatial != NULL) return ng_spatial_apply_scratch(k);
   const int64_t rows = rows_per_chunk(k);
-  return D_floats(k, rows) + ng_round16(6 * rows) + ng_twosided_scratch(&k->both, rows);
+  const int64_t apply = ng_twosided_scratch(&k->both, rows);
+  return D_floats(k, rows) + ng_round16(6 * rows) +
+         (k->rows == NULL ? apply : ng_max64(apply, ng_kron_rows_scratch(k)));
 }
 
 /* ---- precondition, measure, emit -------------------------------------------------------------*/
@@ -72,7 +74,8 @@ void ng_kron_precondition(ng_block *b) {
     const int64_t rows = ng_min64(most, k->outputs - row);
     float *out = b->direction + row * k->p * (k->is_double ? 2 : 1);
     ng_kron_read_rows(b, row, rows, D);
-    ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
+    if (k->rows == NULL || !ng_kron_rows_apply(b, D, out, scratch))
+      ng_twosided_apply(q, &k->both, row, rows, D, out, scratch);
     if (k->is_double) {
       ng_linalg(q)->add_sums64(q, rows * k->p, (void *)out, (void *)D, k->sums->total);
     } else {

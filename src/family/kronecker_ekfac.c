@@ -31,7 +31,8 @@ static bool accepts_entry(const ng_settings *o, const ng_entry *e) {
 
 static ng_status check_options(const ng_options *o, char *message, size_t size) {
   const ng_settings *s = &o->base;
-  static const ng_option_id unused[] = {NG_OPTION_damping_leak, NG_OPTION_radius};
+  static const ng_option_id unused[] = {NG_OPTION_damping_leak, NG_OPTION_radius,
+                                        NG_OPTION_gradient_rows};
   const ng_refusal list[] = {
       {s->solver != NG_SOLVER_EIGEN, NG_OPTION_solver,
        ": second moments need an eigenbasis; set eigen"},
@@ -53,7 +54,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
   ng_status st = ng_family_check_others(NG_TRAIT_FACTORS | NG_TRAIT_SOLVES, o, message, size);
   if (st == NG_OK) st = ng_family_check_list(list, sizeof list / sizeof *list, o, message, size);
   if (st != NG_OK) return st;
-  return ng_family_check_unused(unused, 2, "second moments are measured", o, message, size);
+  return ng_family_check_unused(unused, 3, "second moments are measured", o, message, size);
 }
 
 static ng_status create_state(ng_block *b) {

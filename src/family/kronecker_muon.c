@@ -27,7 +27,7 @@ static ng_status check_options(const ng_options *o, char *message, size_t size) 
   const ng_settings *s = &o->base;
   static const ng_option_id unused[] = {NG_OPTION_damping_split, NG_OPTION_damping_leak,
                                         NG_OPTION_output_factor, NG_OPTION_radius,
-                                        NG_OPTION_eigen_floor};
+                                        NG_OPTION_eigen_floor,   NG_OPTION_gradient_rows};
   const ng_refusal list[] = {
       {s->solver != NG_SOLVER_CHOLESKY, NG_OPTION_solver, ": Newton-Muon inverts A by cholesky"},
       {s->spatial != NG_SPATIAL_FULL, NG_OPTION_spatial,

@@ -12,12 +12,17 @@ static const ng_option_setting no_values[] = {NG_VALUES_END};
 /* Most published programs do not precondition norm layers: norm_block = none. */
 
 /* KAISA: gpauloski/kfac-pytorch 0.4.2. */
-static const ng_option_setting kaisa_values[] = {
-    SET(solver, NG_SOLVER_EIGEN_PREDIV), SET(damping, 0.001),
-    SET(damping_split, NG_SPLIT_JOINT),  SET(stat_start, NG_START_IDENTITY),
-    SET(stat_scale, NG_SCALE_KAISA),     SET(solve_period, 1),
-    SET(norm_block, NG_NORM_NONE),       SET(spatial, NG_SPATIAL_FULL),
-    SET(placement, NG_PLACEMENT_KAISA),  NG_VALUES_END};
+static const ng_option_setting kaisa_values[] = {SET(solver, NG_SOLVER_EIGEN_PREDIV),
+                                                 SET(damping, 0.001),
+                                                 SET(damping_split, NG_SPLIT_JOINT),
+                                                 SET(stat_start, NG_START_IDENTITY),
+                                                 SET(stat_scale, NG_SCALE_KAISA),
+                                                 SET(solve_period, 1),
+                                                 SET(norm_block, NG_NORM_NONE),
+                                                 SET(spatial, NG_SPATIAL_FULL),
+                                                 SET(gradient_rows, 0),
+                                                 SET(placement, NG_PLACEMENT_KAISA),
+                                                 NG_VALUES_END};
 /* This variant adds the whole damping to a copy of each factor. */
 const ng_option_setting ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
                                               SET(damping_split, NG_SPLIT_FULL), NG_VALUES_END};
@@ -29,7 +34,7 @@ const ng_option_setting ng_kaisa_inverse[] = {SET(solver, NG_SOLVER_CHOLESKY),
       SET(damping_split, NG_SPLIT_JOINT), SET(stat_decay, 0.05),                                   \
       SET(stat_start, NG_START_IDENTITY), SET(stat_scale, NG_SCALE_MPD_KFAC),                      \
       SET(positions, NG_POSITIONS_REDUCE), SET(calls, NG_CALLS_LAST), SET(solve_period, 1),        \
-      SET(norm_block, NG_NORM_NONE), SET(spatial, NG_SPATIAL_FULL)
+      SET(norm_block, NG_NORM_NONE), SET(spatial, NG_SPATIAL_FULL), SET(gradient_rows, 0)
 static const ng_option_setting mpd_values[] = {MPD_VALUES, SET(placement, NG_PLACEMENT_MPD_KFAC),
                                                NG_VALUES_END};
 /* DP-KFAC sends neither statistics nor inverses. */
@@ -58,7 +63,7 @@ static const ng_option_setting eva_f_values[] = {EVA_VALUES, SET(sides, NG_SIDES
 #define EVA_FACTORS                                                                                \
   SET(stat_decay, 0.05), SET(stat_scale, NG_SCALE_KAISA), SET(positions, NG_POSITIONS_REDUCE),     \
       SET(stat_batch, 16), SET(calls, NG_CALLS_EMA), SET(solve_period, 1),                         \
-      SET(spatial, NG_SPATIAL_FULL)
+      SET(spatial, NG_SPATIAL_FULL), SET(gradient_rows, 0)
 #define NO_CLIP_NO_NORMS SET(clip, NG_CLIP_NONE), SET(norm_block, NG_NORM_NONE)
 static const ng_option_setting eva_kfac_values[] = {EVA_FACTORS, SET(damping, 0.03),
                                                     SET(damping_leak, NG_LEAK_ALL),
@@ -85,6 +90,7 @@ static const ng_option_setting spngd_values[] = {SET(damping, 0.03),
                                                  SET(clip, NG_CLIP_NONE),
                                                  SET(norm_damping, 16),
                                                  SET(spatial, NG_SPATIAL_FULL),
+                                                 SET(gradient_rows, 0),
                                                  SET(statistics, NG_STATISTICS_OWNER),
                                                  SET(grad_worker_fraction, 0),
                                                  SET(placement, NG_PLACEMENT_SPNGD),

@@ -131,6 +131,7 @@ typedef enum {
   X(CHOICE, damping_leak, ng_damping_leak)                                                         \
   X(CHOICE, output_factor, ng_output_factor)                                                       \
   X(CHOICE, spatial, ng_spatial_form)                                                              \
+  X(INT, gradient_rows, int64_t)                                                                   \
   X(REAL, radius, double)                                                                          \
   X(CHOICE, sides, ng_sides)                                                                       \
   X(REAL, stat_decay, double)                                                                      \

@@ -1,0 +1,195 @@
+/* kronecker_rows.c: gradient_rows: PD of a linear layer from the rows of its inputs and output gradients.
+ *
+ * The gradient of a linear layer is D = c g' a, with the inputs a [R, p] (the last column is 1 if there is a bias) and the output
+ * gradients g [R, q] of all R rows (samples times positions) of a step. c is 1 unless the caller has scaled the gradient, as a
+ * loss scaler or a clip by the norm does. A and G are symmetric, so
+ *
+ *     PD = G^-1 D A^-1 = c (g G^-1)' (a A^-1)
+ *
+ * which takes 2 R (p^2 + q^2 + p q) operations instead of 2 p q (p + q): with few rows, a small part.
+ *
+ * `observe` copies the rows. Before they are used, the bound gradient D is compared with g' a in 4 fixed directions v of signs:
+ * with u = D v and w = g' (a v), the least squares factor is c = <u, w> / <w, w>. If |u - c w| <= 1e-5 |u|, the rows are used. If
+ * not, the caller has changed the gradient (weight decay, a clip by value, a sum over ranks), or rows are missing, and PD is
+ * computed from D. For a random difference E of D and c g' a, the mean of |E v|^2 is |E|^2, so the comparison finds changes
+ * above the rounding errors of a gradient in f32.
+ *
+ * The host decides, so a backend with a device does not use the rows. On several ranks D is a mean over ranks. */
+#include "family/kronecker.h"
+
+enum { VECTORS = 4 };
+static const double MOST_DIFFERENCE = 1e-5;
+
+struct ng_kron_rows {
+  int64_t capacity;             /* rows for which memory is planned; 0 on several ranks */
+  int64_t inputs, outgrads;     /* rows of this step, or more than `capacity`: too many */
+  int64_t step;                 /* the number of counted steps when the rows were stored */
+  float *a, *g;                 /* [capacity, p], [capacity, q] */
+  float *v;                     /* [p, VECTORS] signs */
+  double *sums;                 /* [3] <u, w>, |w|^2, |u|^2 */
+  ng_matrix *G, identity;       /* G: the matrices of side G, which here multiply columns */
+  ng_twosided times_A, times_G; /* x A^-1 and x G^-1 */
+};
+
+/* Return for how many rows PD takes at most 0.6 of the operations of G^-1 D A^-1. */
+static int64_t most_rows(const ng_kron *k) {
+  const double p = (double)k->p, q = (double)k->q;
+  return (int64_t)(0.6 * p * q * (p + q) / (p * p + q * q + p * q));
+}
+
+ng_status ng_kron_rows_create(ng_block *b) {
+  ng_kron *k = ng_kron_of(b);
+  const ng_entry *e = b->entry;
+  const int64_t capacity = ng_min64(b->base.gradient_rows, most_rows(k));
+  if (e->d.kind != NG_LINEAR || e->registered != NULL || b->base.solver != NG_SOLVER_CHOLESKY ||
+      k->is_double || capacity == 0 || b->ctx->queue->backend->under != NULL) {
+    return NG_OK;
+  }
+  struct ng_kron_rows *r = k->rows = ng_object(b->p, sizeof *r);
+  if (r == NULL) return NG_ERR_NOMEM;
+  r->capacity = capacity;
+  r->sums = ng_object(b->p, 3 * sizeof *r->sums);
+  r->G = ng_object(b->p, (size_t)k->left->parts * sizeof *r->G);
+  return ng_objects_status(b->p);
+}
+
+/* Called after the memory of the results is known. */
+void ng_kron_rows_request(ng_block *b, ng_plan *plan) {
+  ng_kron *k = ng_kron_of(b);
+  struct ng_kron_rows *r = k->rows;
+  const int64_t row = (int64_t)sizeof(float) * (b->p->grid.n == 1 ? r->capacity : 0);
+  r->a = ng_plan_take(plan, NG_USE_SUMS, ng_times(row, k->p));
+  r->g = ng_plan_take(plan, NG_USE_SUMS, ng_times(row, k->q));
+  r->v = ng_plan_take(plan, NG_USE_SUMS,
+                      ng_times(row == 0 ? 0 : VECTORS * (int64_t)sizeof(float), k->p));
+  r->identity = (ng_matrix){.form = NG_FORM_ABSENT, .result = k->right->matrix->result};
+  for (int32_t i = 0; i < k->left->parts; i++) {
+    r->G[i] = k->left->matrix[i];
+    r->G[i].col = r->G[i].row;
+    r->G[i].row = 0;
+  }
+  r->times_A = (ng_twosided){.groups = 1,
+                             .rows = r->capacity,
+                             .cols = k->p,
+                             .left = &r->identity,
+                             .right = k->right->matrix,
+                             .left_count = 1,
+                             .right_count = k->right->parts,
+                             .is_good = true};
+  r->times_G = r->times_A;
+  r->times_G.cols = k->q;
+  r->times_G.right = r->G;
+  r->times_G.right_count = k->left->parts;
+}
+
+/* Set the column of the bias, and the signs. */
+void ng_kron_rows_set_initial(const ng_block *b) {
+  const ng_kron *k = ng_kron_of(b);
+  const struct ng_kron_rows *r = k->rows;
+  if (r->a == NULL) return;
+  for (int64_t i = 0; i < r->capacity && k->p > b->entry->d.in; i++) {
+    r->a[i * k->p + k->p - 1] = 1.0f;
+  }
+  uint64_t random = 1;
+  for (int64_t i = 0; i < k->p * VECTORS; i++) {
+    random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407); /* Knuth */
+    r->v[i] = random >> 63 != 0 ? 1.0f : -1.0f;
+  }
+}
+
+/* ---- observe ---------------------------------------------------------------------------------*/
+
+/* Set the distance between rows, if all rows of the view have one distance, and return true. */
+static bool find_row_stride(const ng_view *v, int64_t *stride) {
+  const bool samples_first = v->sample_stride == v->positions * v->position_stride;
+  *stride = v->positions == 1 || !samples_first ? v->sample_stride : v->position_stride;
+  return v->positions == 1 ||
+         (v->axes == 0 && (samples_first || v->position_stride == v->samples * v->sample_stride));
+}
+
+/* Copy the rows of an observation behind the rows that this step has so far. */
+void ng_kron_rows_store(ng_block *b, const ng_obs *o, const ng_stat *s) {
+  const ng_kron *k = ng_kron_of(b);
+  struct ng_kron_rows *r = k->rows;
+  const ng_view *v = &o->view;
+  const bool is_input = o->kind == NG_OBSERVED_INPUT;
+  int64_t *count = is_input ? &r->inputs : &r->outgrads;
+  const int64_t width = is_input ? k->p : k->q, from = s->w > 0.0 ? *count : 0;
+  const int64_t rows = v->samples * v->positions;
+  ng_place place = {.data = (void *)(uintptr_t)v->data,
+                    .dtype = v->dtype,
+                    .has_dense_rows = v->column_stride == 1,
+                    .axes = 1,
+                    .extent = {v->columns},
+                    .stride = {v->column_stride}};
+  r->step = b->p->steps;
+  *count = r->capacity + 1;
+  if (r->a == NULL || rows > r->capacity - from || !find_row_stride(v, &place.row_stride)) return;
+  *count = from + rows;
+  int32_t finite = 1; /* not read: the array is finite */
+  const ng_read read = {.D = {&place, 0, rows, 0, v->columns},
+                        .to = (is_input ? r->a : r->g) + from * width,
+                        .to_row = width,
+                        .to_col = 1,
+                        .finite = &finite};
+  ng_kernels(b->ctx->queue)->read_gradients(b->ctx->queue, &read, 1);
+  ng_queue_wait(b->ctx->queue); /* the caller may change the array */
+}
+
+/* ---- apply -----------------------------------------------------------------------------------*/
+
+/* Offsets of the scratch of ng_kron_rows_apply, in floats. */
+typedef struct rows_scratch {
+  int64_t u, w, av, aA, gG, apply, end;
+} rows_scratch;
+
+static rows_scratch lay_out_scratch(const ng_kron *k) {
+  const struct ng_kron_rows *r = k->rows;
+  const int64_t R = r->capacity;
+  rows_scratch s = {.u = 0};
+  s.w = s.u + ng_round16(ng_times(k->q, VECTORS));
+  s.av = s.w + ng_round16(ng_times(k->q, VECTORS));
+  s.aA = s.av + ng_round16(ng_times(R, VECTORS));
+  s.gG = s.aA + ng_round16(ng_times(R, k->p));
+  s.apply = s.gG + ng_round16(ng_times(R, k->q));
+  s.end =
+      s.apply + ng_max64(ng_twosided_scratch(&r->times_A, R), ng_twosided_scratch(&r->times_G, R));
+  return s;
+}
+
+int64_t ng_kron_rows_scratch(const ng_kron *k) { return lay_out_scratch(k).end; }
+
+/* Return c of D = c g' a; 0: D differs from every c g' a, or is 0. */
+static double find_factor(const ng_block *b, const float *D, const rows_scratch *s,
+                          float *scratch) {
+  const ng_kron *k = ng_kron_of(b);
+  const struct ng_kron_rows *r = k->rows;
+  ng_queue *q = b->ctx->queue;
+  float *u = scratch + s->u, *w = scratch + s->w, *av = scratch + s->av;
+  const int64_t R = r->inputs, n = VECTORS;
+  ng_linalg(q)->gemm(q, NG_F32, false, false, k->q, n, k->p, 1.0, D, k->p, r->v, n, 0.0, u, n);
+  ng_linalg(q)->gemm(q, NG_F32, false, false, R, n, k->p, 1.0, r->a, k->p, r->v, n, 0.0, av, n);
+  ng_linalg(q)->gemm(q, NG_F32, true, false, k->q, n, R, 1.0, r->g, k->q, av, n, 0.0, w, n);
+  ng_linalg(q)->sum_row_products(q, 1, k->q * n, w, k->q * n, u, k->q * n, r->sums);
+  ng_queue_wait(q);
+  const double *sum = ng_read_numbers(q, r->sums), uw = sum[0], uu = sum[1], ww = sum[2];
+  const bool is_equal = uu * ww - uw * uw <= MOST_DIFFERENCE * MOST_DIFFERENCE * uu * ww;
+  return is_equal && ww > 0.0 ? uw / ww : 0.0; /* NaN is not equal */
+}
+
+bool ng_kron_rows_apply(const ng_block *b, const float *D, float *out, float *scratch) {
+  const ng_kron *k = ng_kron_of(b);
+  const struct ng_kron_rows *r = k->rows;
+  ng_queue *q = b->ctx->queue;
+  const int64_t R = r->inputs;
+  if (r->step != b->p->steps || R != r->outgrads || R == 0 || R > r->capacity || !k->both.is_good)
+    return false;
+  const rows_scratch s = lay_out_scratch(k);
+  const double c = find_factor(b, D, &s, scratch);
+  if (c == 0.0) return false;
+  float *aA = scratch + s.aA, *gG = scratch + s.gG;
+  ng_twosided_apply(q, &r->times_A, 0, R, r->a, aA, scratch + s.apply);
+  ng_twosided_apply(q, &r->times_G, 0, R, r->g, gG, scratch + s.apply);
+  ng_linalg(q)->gemm(q, NG_F32, true, false, k->q, k->p, R, c, gG, k->q, aA, k->p, 0.0, out, k->p);
+  return true;
+}
