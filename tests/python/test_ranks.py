@@ -376,7 +376,7 @@ def step_in_subgroup(rank, world):
 
 
 def errors_of_sharded_parameters(rank, world):
-    """Messages about parameters sharded by tensor parallelism, and about FSDP of PyTorch 1 and 2."""
+    """Messages of a fused update about tensor-parallel parameters, and of three classes about FSDP of PyTorch 1."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import distribute_module
@@ -388,14 +388,14 @@ def errors_of_sharded_parameters(rank, world):
     outer = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # __init__ needs an accelerator
     nn.Module.__init__(outer)
     outer.model = two_layer_net()
-    for model in (plan, all_of_it, nn.Sequential(outer)):
-        for make_one in (make_preconditioner, lambda m: natgrad.SGD(m, 0.1), lambda m: KFACPreconditioner(m),
-                         lambda m: compat.MFAC(m.parameters(), ngrads=2)):
-            try:
-                make_one(model)
-                said.append("nothing")
-            except natgrad.Error as error:
-                said.append(str(error))
+    fsdp = nn.Sequential(outer)
+    for make_one in (lambda: natgrad.SGD(plan, 0.1), lambda: natgrad.SGD(all_of_it, 0.1), lambda: make_preconditioner(fsdp),
+                     lambda: natgrad.SGD(fsdp, 0.1), lambda: KFACPreconditioner(fsdp)):
+        try:
+            make_one()
+            said.append("nothing")
+        except natgrad.Error as error:
+            said.append(str(error))
     return said
 
 
@@ -541,14 +541,13 @@ class Ranks(Case):
             self.assert_near_oracle({name: torch.tensor(g) for name, g in found.items()}, expected)
 
     @unittest.skipUnless(NEW, "DTensor is in PyTorch 2")
-    def test_sharded_parameters_are_refused(self):
-        tensor, fsdp = "is a DTensor: sharded and traced tensors", "is a FullyShardedDataParallel: parameters that FSDP has sharded"
+    def test_unsupported_sharded_parameters_are_refused(self):
+        tensor, fsdp = "is a DTensor: sharded and traced tensors", "'0' is a FullyShardedDataParallel: parameters that FSDP has sharded"
+        expected = ("'3.weight' " + tensor, "'1.weight' " + tensor, fsdp, fsdp, fsdp)
         for said in ranks.run_on_ranks(2, errors_of_sharded_parameters):
-            for i, why in enumerate(("'3.weight' " + tensor, "'1.weight' " + tensor, "'0' " + fsdp)):
-                for text in said[4 * i:4 * i + 3]:
-                    self.assertIn(why, text)
-            for text in said[3:8:4]:  # optimizers of parameters without a model
-                self.assertIn(tensor, text)
+            self.assertEqual(len(said), len(expected))
+            for text, why in zip(said, expected):
+                self.assertIn(why, text)
 
     def test_uninitialised_group_is_refused(self):
         with self.assert_refused("torch.distributed is not initialised"):
