@@ -9,7 +9,7 @@
 #include "stage.h"
 
 /* Small blocks have 2^class bytes. Pages of PAGE bytes are cut into blocks; a free block contains the address of the next one. */
-enum { LEAST_CLASS = 6, CLASSES = 15, SMALL = 1 << (CLASSES - 1), PAGE = 1 << 20 };
+enum { LEAST_CLASS = 6, CLASSES = 16, SMALL = 1 << (CLASSES - 1), PAGE = 1 << 20 };
 
 struct ng_pool_of_pages {
   void *free_list[CLASSES];
