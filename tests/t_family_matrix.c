@@ -6,6 +6,7 @@
 #include "dense.h"
 #include "draw.h"
 #include "family_run.h"
+#include "fixture.h"
 #include "folder.h"
 #include "unit_test.h"
 
@@ -114,7 +115,8 @@ static void fold_kl_gradient(expected *x, int32_t step, const double *D) {
 }
 
 /* The average has grafting; the sum has none, and its first root in step 3. */
-static void predict_shampoo(expected *x, int32_t step, int32_t which, const double *D, double *out) {
+static void predict_shampoo(expected *x, int32_t step, int32_t which, const double *D,
+                            double *out) {
   const int64_t m = x->m, n = x->n;
   const bool sum = which == SHAMPOO_SUM, kl = which == SHAMPOO_KL;
   const int32_t t = step + 1;
@@ -319,12 +321,42 @@ static void skipped_steps_leave_moments_and_bases(void **state) {
   }
 }
 
+/* Set *norm to |PD| in step `last` of KL-Shampoo, if the gradient of the first step is 0 or not. */
+static void measure_kl(bool first_is_zero, int last, double *norm) {
+  fixture f;
+  float D[6 * 8];
+  fixture_ok(&f, fixture_open(&f, "method=kl-shampoo;clip=none;solve_period=5", NULL));
+  fixture_ok(&f, ng_add_linear(f.p, "fc", 8, 6, 0, NULL));
+  fixture_ok(&f, ng_ready(f.p));
+  for (int t = 0; t <= last; t++) {
+    for (int i = 0; i < 6 * 8; i++)
+      D[i] = t == 0 && first_is_zero ? 0.0F : 1e4F * draw_at(t, i);
+    const plane v = plane_of(D, 6, 8, NG_F32);
+    fixture_ok(&f, fixture_bind(&f, 0, NG_WEIGHT, &v, NULL));
+    fixture_ok(&f, ng_step(f.p, 0.1));
+  }
+  *norm = 0.0;
+  for (int i = 0; i < 6 * 8; i++)
+    *norm += (double)D[i] * D[i];
+  fixture_close(&f);
+}
+
+/* Scale invariance: L has the scale of the gradients, not of the identity, once a gradient is not 0. */
+static void a_zero_first_gradient_does_not_set_the_scale_of_kl(void **state) {
+  double zero, usual;
+  measure_kl(true, 12, &zero);
+  measure_kl(false, 12, &usual);
+  if (!(zero > usual / 9 && zero < usual * 9))
+    fail_msg("|PD|^2 is %g after a zero gradient, otherwise %g", zero, usual);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(ranks_and_fractions_follow_the_formulas),
       cmocka_unit_test(reports_name_the_family_and_its_damping),
       cmocka_unit_test(resumed_runs_have_the_same_bits),
       cmocka_unit_test(skipped_steps_leave_moments_and_bases),
+      cmocka_unit_test(a_zero_first_gradient_does_not_set_the_scale_of_kl),
   };
   return cmocka_run_group_tests_name("families with matrices", tests, make_folder, delete_folder);
 }

@@ -18,10 +18,9 @@ typedef struct ng_axes_parameter {
   ng_axes axes;
   int32_t part[NG_AXES_MOST];
   int32_t segment;
-  int64_t at,
-      /* first element of the piece in the block; strides of its axes in the block */
-      stride[NG_AXES_MOST];
-  bool is_cut; /* true: the elements of the piece are not adjacent in memory */
+  int64_t at;                   /* first element of the piece in the block */
+  int64_t stride[NG_AXES_MOST]; /* strides of its axes in the block */
+  bool is_cut;                  /* true: the elements of the piece are not adjacent in memory */
 } ng_axes_parameter;
 
 /* The first member of the state of a block: matrices of a list of parameters or pieces. */

@@ -211,6 +211,10 @@ static void unpack_roots(const ng_block *b, const ng_axes_parameter *p, ng_axes 
   }
 }
 
+static bool has_piece_roots(const ng_shampoo *k, const ng_axes_parameter *p) {
+  return k->has_roots && *(const float *)k->grams.matrix[p->part[0]].R != 0.0F;
+}
+
 /* kl: set `size` of all pieces with the gradient D; is_new: L_k of the piece is 0. */
 static bool measure_start(ng_block *b, const float *D, float *room, int32_t i) {
   ng_shampoo *k = shampoo_of_block(b);
@@ -220,14 +224,15 @@ static bool measure_start(ng_block *b, const float *D, float *room, int32_t i) {
   ng_matrix *m = &k->grams.matrix[p->part[0]];
   double *d2 = k->sums + (int64_t)SUMS * i + SUM_D2;
   k->size[i] = 0.0;
-  if (k->has_started && k->has_roots) return false;
+  const bool has_roots = has_piece_roots(k, p);
+  if (k->has_started && has_roots) return false;
   m->F = b->stat->part[p->part[0]].average;
   ng_linalg(q)->sum_squares(q, 1, n, ng_piece_gather(q, p, D, room), NG_F32, n, d2);
   ng_matrix_measure(q, m);
   ng_queue_wait(q);
   const bool is_new = *ng_read_numbers(q, &m->trace) == 0.0;
   const double size = sqrt(*ng_read_numbers(q, d2) / (double)n);
-  if (isfinite(size) && (is_new || !k->has_roots)) k->size[i] = size;
+  if (isfinite(size) && (is_new || !has_roots)) k->size[i] = size;
   return is_new;
 }
 
@@ -243,7 +248,7 @@ static bool add_kl_grams(ng_block *b, int32_t i, const float *D, float *scratch)
   const bool is_new = measure_start(b, D, scratch, i);
   const double size = k->size[i], by = size > 0.0 ? pow(size, -2.0 * (count - 1.0) / count) : 1.0;
   D = ng_piece_gather(q, p, D, scratch);
-  if (size == 0.0 && k->has_roots) unpack_roots(b, p, &axes, rest + room);
+  if (size == 0.0 && has_piece_roots(k, p)) unpack_roots(b, p, &axes, rest + room);
   for (int32_t axis = 0; axis < axes.count; axis++) {
     const int64_t length = axes.length[axis];
     float *sum = b->stat->part[p->part[axis]].sum;
@@ -306,6 +311,8 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     if (phase != NG_SOLVE_CLIMB) continue;
     const int32_t rung = ng_matrix_retry(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;
+    if (is_kl(b) && *ng_read_numbers(b->ctx->queue, &m->trace) == 0.0)
+      ng_linalg(b->ctx->queue)->scale(b->ctx->queue, ng_matrix_count(m), m->R, NG_F32, 0.0);
   }
   return phase == NG_SOLVE_CLIMB ? ng_grams_store_rung(b, worst) : NG_OK;
 }
