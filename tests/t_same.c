@@ -200,7 +200,7 @@ static bool becomes_ready(const char *options, bool words) {
 /* Write candidate i for another value: a choice, a number, a name.  Return false after the last candidate. */
 static bool get_candidate(const ng_option_info *o, int i, char *value) {
   static const char *const number[] = {"3", "0.5", "1", "0", "7", "0.001", "-1", "100"};
-  static const char *const text[] = {"fc", "*: damping=0.7"};
+  static const char *const text[] = {"fc", "*: damping=0.7", "2: 0.5"};
   if (o->type == NG_OPTION_CHOICE) {
     const char *at = o->choices;
     for (; i > 0 && at != NULL; i--) {

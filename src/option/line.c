@@ -157,11 +157,14 @@ static const char *skip_blanks(const char *at) { return at + strspn(at, " "); }
 static const char *read_exponents(const char *at, long axes, int32_t axis, double *e) {
   long count = 0;
   for (at = skip_blanks(at); *at != 0 && *at != ';'; at = skip_blanks(at), count++) {
-    char *end = (char *)(uintptr_t)at + 1;
-    const double value = *at == '*' ? -1.0 : strtod(at, &end);
-    if (end == at || (*at != '*' && !(value >= 0.0 && value <= 16.0))) return NULL;
-    if (count == 0 || count == axis) *e = value;
-    at = end;
+    char word[32] = "";
+    const size_t length = strcspn(at, " ;");
+    double value = -1.0;
+    if (length < sizeof word) memcpy(word, at, length);
+    const bool is_number = ng_read_real(word, &value) && value >= 0.0 && value <= 16.0;
+    if (!is_number && strcmp(word, "*") != 0) return NULL;
+    if (count == 0 || count == axis) *e = is_number ? value : -1.0;
+    at += length;
   }
   return count == 1 || count == axes ? at : NULL;
 }

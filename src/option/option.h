@@ -188,11 +188,11 @@ bool ng_glob_matches(const ng_glob *g, const char *text);
 bool ng_glob_fits(const ng_glob *g,
                   const ng_layer *l); /* the glob matches the name or kind of *l */
 bool ng_globs_fit(const char *list, const ng_layer *l); /* some glob of the list fits *l */
-/* Check the syntax of the list of globs of an option, whose name is in messages. */
 /* root_exponents: set *e to the exponent of an axis of a parameter with `axes` axes; -1: not given. Return false if the text is
  * wrong. */
 bool ng_exponents_find(const char *text, int32_t axes, int32_t axis, double *e);
 ng_status ng_exponents_check(const char *option, const char *text, char *message, size_t size);
+/* Check the syntax of a list of globs; messages name the option. */
 ng_status ng_globs_check(const char *option, const char *list, char *message, size_t size);
 /* Translate a regular expression to globs that match the names in which a search (Python's re.search) finds it.  Return
  * false if no globs match the same names, or `size` is too small. */

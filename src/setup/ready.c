@@ -122,6 +122,7 @@ static void hash_model(const ng_precond *p, uint64_t hash[NG_HASHES]) {
   hash[3] = hash_text(hash[1], p->ctx->queue->backend->name);
   hash[0] = hash_text(ng_options_hash(p), p->opt.skip_layers);
   hash[0] = hash_text(hash[0], p->opt.per_layer);
+  hash[0] = hash_text(hash[0], p->opt.root_exponents);
   /* hash the name of the method, because the method selects the family */
   hash[0] = hash_text(hash[0], p->opt.base.method);
   for (int32_t i = 0; i < p->entries; i++) {
