@@ -24,8 +24,10 @@ enum {
 
 typedef enum change {
   NO_CHANGE,
-  DECAY,       /* the caller has added 1e-3 times a weight */
-  ONE_ELEMENT, /* one element is 1e-3 of the norm larger */
+  DECAY,         /* the caller has added 1e-3 times a weight */
+  ONE_ELEMENT,   /* one element is 1e-3 of the norm larger */
+  SMALL_DECAY,   /* as DECAY, 2e-6 of the norm of the gradient */
+  EQUAL_COLUMNS, /* columns 0 and 4 are their mean, as of tied inputs */
   NO_BIAS_GRADIENT
 } change;
 
@@ -52,8 +54,9 @@ static const rows_case cases[] = {
     {"positions", KFAC, true, 1, POSITIONS, false, false, 1, 1, NO_CHANGE, true},
     {"positions first", KFAC, true, 1, POSITIONS, true, false, 1, 1, NO_CHANGE, true},
     {"strided columns", KFAC, true, 1, 1, false, true, 1, 1, NO_CHANGE, true},
-    {"diagonal blocks", KFAC ";factor_blocks=3", true, 2, 1, false, false, 1, 1, NO_CHANGE, true},
-    {"diagonal G", KFAC ";output_factor=diagonal", true, 1, 1, false, false, 1, 1, NO_CHANGE, true},
+    {"diagonal blocks", KFAC ";factor_blocks=3", true, 2, 1, false, false, 1, 1, NO_CHANGE, false},
+    {"diagonal G", KFAC ";output_factor=diagonal", true, 1, 1, false, false, 1, 1, NO_CHANGE,
+     false},
     {"bf16 inverses", KFAC ";inverse_dtype=bf16", true, 1, 1, false, false, 1, 1, NO_CHANGE, true},
     {"clipped by the caller", KFAC, true, 1, 1, false, false, 0.3, 1, NO_CHANGE, true},
     {"loss scale", KFAC, true, 2, 1, false, false, 1, 1024, NO_CHANGE, true},
@@ -68,6 +71,10 @@ static const rows_case cases[] = {
      false, false, 1, 1, NO_CHANGE, false},
     {"weight decay", KFAC, true, 1, 1, false, false, 1, 1, DECAY, false},
     {"one element", KFAC, true, 1, 1, false, false, 1, 1, ONE_ELEMENT, false},
+    {"small weight decay, large inverses",
+     "method=natgrad;clip=none;damping=1e-4;stat_decay=0;solve_period=1", true, 1, 1, false, false,
+     1, 1, SMALL_DECAY, false},
+    {"equal columns", KFAC, true, 1, 1, false, false, 1, 1, EQUAL_COLUMNS, false},
     {"no gradient of the bias", KFAC, true, 1, 1, false, false, 1, 1, NO_BIAS_GRADIENT, false},
 };
 enum { CASES = sizeof cases / sizeof *cases, STEPS = 3 };
@@ -97,6 +104,11 @@ static void fill_gradient(const rows_case *c, int step, gradient *D) {
   for (int64_t k = 0; c->change == DECAY && k < OUT * IN; k++)
     D->w[k] += 1e-3f * draw_at(7, k);
   if (c->change == ONE_ELEMENT) D->w[IN + 1] += (float)(1e-3 * sqrt(square));
+  const float small = (float)(2e-6 * sqrt(square / (OUT * IN)));
+  for (int64_t k = 0; c->change == SMALL_DECAY && k < OUT * IN; k++)
+    D->w[k] += small * draw_at(7, k);
+  for (float *row = D->w; c->change == EQUAL_COLUMNS && row < D->w + OUT * IN; row += IN)
+    row[0] = row[4] = 0.5f * (row[0] + row[4]);
   for (int64_t o = 0; c->change == NO_BIAS_GRADIENT && o < OUT; o++)
     D->bias[o] = 0.0f;
 }

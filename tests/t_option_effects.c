@@ -393,7 +393,7 @@ static void update_decides_the_step_and_the_moments(void **state) {
   for (int i = 0; i < 3; i++) {
     run r = usual;
     char settings[64];
-    (void)snprintf(settings, sizeof settings, "damping=0.1 update=%s", name[i]);
+    (void)snprintf(settings, sizeof settings, "damping=0.1 gradient_rows=0 update=%s", name[i]);
     r.settings = settings;
     for (int k = 0; k < 3; k++) {
       r.step = name[k];

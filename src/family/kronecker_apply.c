@@ -31,8 +31,7 @@ int64_t ng_kron_apply_scratch(const ng_block *b) {
   if (k->spatial != NULL) return ng_spatial_apply_scratch(k);
   const int64_t rows = rows_per_chunk(k);
   const int64_t apply = ng_twosided_scratch(&k->both, rows);
-  return D_floats(k, rows) + ng_round16(6 * rows) +
-         (k->rows == NULL ? apply : ng_max64(apply, ng_kron_rows_scratch(k)));
+  return D_floats(k, rows) + ng_round16(6 * rows) + ng_max64(apply, ng_kron_rows_scratch(b));
 }
 
 /* ---- precondition, measure, emit -------------------------------------------------------------*/

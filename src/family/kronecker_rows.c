@@ -8,26 +8,26 @@
  *
  * which takes 2 R (p^2 + q^2 + p q) operations instead of 2 p q (p + q): with few rows, a small part.
  *
- * `observe` copies the rows. Before they are used, the bound gradient D is compared with g' a in 4 fixed directions v of signs:
- * with u = D v and w = g' (a v), the least squares factor is c = <u, w> / <w, w>. If |u - c w| <= 1e-5 |u|, the rows are used. If
- * not, the caller has changed the gradient (weight decay, a clip by value, a sum over ranks), or rows are missing, and PD is
- * computed from D. For a random difference E of D and c g' a, the mean of |E v|^2 is |E|^2, so the comparison finds changes
- * above the rounding errors of a gradient in f32.
+ * `observe` copies the rows. The caller may have changed the gradient (weight decay, a clip by value), or rows may be missing. So
+ * before the rows are used, both formulas are compared for 4 fixed random vectors v: first D v and c g' a v, which also gives c
+ * by least squares; then G^-1 D A^-1 v and c G^-1 g' a A^-1 v, because the inverses may amplify a small change of D. For random
+ * v the mean of |E v|^2 is in proportion to |E|^2, E: the difference of two matrices. If a comparison fails, PD is computed from D.
  *
  * The host decides, so a backend with a device does not use the rows. On several ranks D is a mean over ranks. */
 #include "family/kronecker.h"
 
 enum { VECTORS = 4 };
-static const double MOST_DIFFERENCE = 1e-5;
+/* Largest relative differences of D v and of PD v. The rounding errors of D are below 1e-6; the inverses amplify them. */
+static const double MOST_OF_D = 1e-5, MOST_OF_PD = 1e-3;
 
 struct ng_kron_rows {
   int64_t capacity;             /* rows for which memory is planned; 0 on several ranks */
   int64_t inputs, outgrads;     /* rows of this step, or more than `capacity`: too many */
   int64_t step;                 /* the number of counted steps when the rows were stored */
   float *a, *g;                 /* [capacity, p], [capacity, q] */
-  float *v;                     /* [p, VECTORS] signs */
-  double *sums;                 /* [3] <u, w>, |w|^2, |u|^2 */
-  ng_matrix *G, identity;       /* G: the matrices of side G, which here multiply columns */
+  float *v;                     /* [VECTORS, p] random numbers in [-1, 1) */
+  double *sums;                 /* [2, 3] the inner product and the squared norms of two vectors */
+  ng_matrix G, identity;        /* G: the matrix of side G, which here multiplies columns */
   ng_twosided times_A, times_G; /* x A^-1 and x G^-1 */
 };
 
@@ -42,14 +42,14 @@ ng_status ng_kron_rows_create(ng_block *b) {
   const ng_entry *e = b->entry;
   const int64_t capacity = ng_min64(b->base.gradient_rows, most_rows(k));
   if (e->d.kind != NG_LINEAR || e->registered != NULL || b->base.solver != NG_SOLVER_CHOLESKY ||
-      k->is_double || capacity == 0 || b->ctx->queue->backend->under != NULL) {
+      k->is_double || capacity == 0 || k->left->parts > 1 || k->right->parts > 1 ||
+      b->ctx->queue->backend->under != NULL) {
     return NG_OK;
   }
   struct ng_kron_rows *r = k->rows = ng_object(b->p, sizeof *r);
   if (r == NULL) return NG_ERR_NOMEM;
   r->capacity = capacity;
-  r->sums = ng_object(b->p, 3 * sizeof *r->sums);
-  r->G = ng_object(b->p, (size_t)k->left->parts * sizeof *r->G);
+  r->sums = ng_object(b->p, 6 * sizeof *r->sums);
   return ng_objects_status(b->p);
 }
 
@@ -58,31 +58,26 @@ void ng_kron_rows_request(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   struct ng_kron_rows *r = k->rows;
   const int64_t row = (int64_t)sizeof(float) * (b->p->grid.n == 1 ? r->capacity : 0);
-  r->a = ng_plan_take(plan, NG_USE_SUMS, ng_times(row, k->p));
-  r->g = ng_plan_take(plan, NG_USE_SUMS, ng_times(row, k->q));
-  r->v = ng_plan_take(plan, NG_USE_SUMS,
+  r->a = ng_plan_take(plan, NG_USE_MOMENTS, ng_times(row, k->p));
+  r->g = ng_plan_take(plan, NG_USE_MOMENTS, ng_times(row, k->q));
+  r->v = ng_plan_take(plan, NG_USE_MOMENTS,
                       ng_times(row == 0 ? 0 : VECTORS * (int64_t)sizeof(float), k->p));
   r->identity = (ng_matrix){.form = NG_FORM_ABSENT, .result = k->right->matrix->result};
-  for (int32_t i = 0; i < k->left->parts; i++) {
-    r->G[i] = k->left->matrix[i];
-    r->G[i].col = r->G[i].row;
-    r->G[i].row = 0;
-  }
+  r->G = *k->left->matrix;
   r->times_A = (ng_twosided){.groups = 1,
                              .rows = r->capacity,
                              .cols = k->p,
                              .left = &r->identity,
                              .right = k->right->matrix,
                              .left_count = 1,
-                             .right_count = k->right->parts,
+                             .right_count = 1,
                              .is_good = true};
   r->times_G = r->times_A;
   r->times_G.cols = k->q;
-  r->times_G.right = r->G;
-  r->times_G.right_count = k->left->parts;
+  r->times_G.right = &r->G;
 }
 
-/* Set the column of the bias, and the signs. */
+/* Set the column of the bias, and v. */
 void ng_kron_rows_set_initial(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
   const struct ng_kron_rows *r = k->rows;
@@ -93,7 +88,7 @@ void ng_kron_rows_set_initial(const ng_block *b) {
   uint64_t random = 1;
   for (int64_t i = 0; i < k->p * VECTORS; i++) {
     random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407); /* Knuth */
-    r->v[i] = random >> 63 != 0 ? 1.0f : -1.0f;
+    r->v[i] = (float)((double)(random >> 32) * 0x1p-31 - 1.0);
   }
 }
 
@@ -138,26 +133,38 @@ void ng_kron_rows_store(ng_block *b, const ng_obs *o, const ng_stat *s) {
 
 /* ---- apply -----------------------------------------------------------------------------------*/
 
-/* Offsets of the scratch of ng_kron_rows_apply, in floats. */
+/* Offsets of the scratch of ng_kron_rows_apply, in floats. The first VECTORS rows of x are v, the others v A^-1. */
 typedef struct rows_scratch {
-  int64_t u, w, av, aA, gG, apply, end;
+  int64_t x, u, w, xa, Gu, Gw, aA, gG, apply, end;
 } rows_scratch;
 
 static rows_scratch lay_out_scratch(const ng_kron *k) {
   const struct ng_kron_rows *r = k->rows;
-  const int64_t R = r->capacity;
-  rows_scratch s = {.u = 0};
-  s.w = s.u + ng_round16(ng_times(k->q, VECTORS));
-  s.av = s.w + ng_round16(ng_times(k->q, VECTORS));
-  s.aA = s.av + ng_round16(ng_times(R, VECTORS));
+  const int64_t R = r->capacity, n = VECTORS, q = ng_round16(ng_times(2 * n, k->q));
+  rows_scratch s = {.x = 0};
+  s.u = s.x + ng_round16(ng_times(2 * n, k->p));
+  s.w = s.u + q;
+  s.xa = s.w + q;
+  s.Gu = s.xa + ng_round16(ng_times(2 * n, R));
+  s.Gw = s.Gu + q;
+  s.aA = s.Gw + q;
   s.gG = s.aA + ng_round16(ng_times(R, k->p));
   s.apply = s.gG + ng_round16(ng_times(R, k->q));
-  s.end =
-      s.apply + ng_max64(ng_twosided_scratch(&r->times_A, R), ng_twosided_scratch(&r->times_G, R));
+  const int64_t rows = ng_max64(R, n);
+  s.end = s.apply +
+          ng_max64(ng_twosided_scratch(&r->times_A, rows), ng_twosided_scratch(&r->times_G, rows));
   return s;
 }
 
-int64_t ng_kron_rows_scratch(const ng_kron *k) { return lay_out_scratch(k).end; }
+int64_t ng_kron_rows_scratch(const ng_block *b) {
+  const ng_kron *k = ng_kron_of(b);
+  return k->rows == NULL || b->p->grid.n > 1 ? 0 : lay_out_scratch(k).end;
+}
+
+/* Return whether |u - c w| <= most |u|, from <w, u>, |u|^2 and |w|^2. A NaN is not equal. */
+static bool are_equal(const double *sums, double c, double most) {
+  return sums[1] - 2.0 * c * sums[0] + c * c * sums[2] <= most * most * sums[1];
+}
 
 /* Return c of D = c g' a; 0: D differs from every c g' a, or is 0. */
 static double find_factor(const ng_block *b, const float *D, const rows_scratch *s,
@@ -165,16 +172,22 @@ static double find_factor(const ng_block *b, const float *D, const rows_scratch 
   const ng_kron *k = ng_kron_of(b);
   const struct ng_kron_rows *r = k->rows;
   ng_queue *q = b->ctx->queue;
-  float *u = scratch + s->u, *w = scratch + s->w, *av = scratch + s->av;
-  const int64_t R = r->inputs, n = VECTORS;
-  ng_linalg(q)->gemm(q, NG_F32, false, false, k->q, n, k->p, 1.0, D, k->p, r->v, n, 0.0, u, n);
-  ng_linalg(q)->gemm(q, NG_F32, false, false, R, n, k->p, 1.0, r->a, k->p, r->v, n, 0.0, av, n);
-  ng_linalg(q)->gemm(q, NG_F32, true, false, k->q, n, R, 1.0, r->g, k->q, av, n, 0.0, w, n);
-  ng_linalg(q)->sum_row_products(q, 1, k->q * n, w, k->q * n, u, k->q * n, r->sums);
+  float *x = scratch + s->x, *u = scratch + s->u, *w = scratch + s->w, *xa = scratch + s->xa;
+  float *Gu = scratch + s->Gu, *Gw = scratch + s->Gw, *apply = scratch + s->apply;
+  const int64_t R = r->inputs, n = VECTORS, Q = n * k->q;
+  ng_linalg(q)->copy_rows(q, n, k->p, r->v, k->p, x, k->p);
+  ng_twosided_apply(q, &r->times_A, 0, n, r->v, x + n * k->p, apply);
+  ng_linalg(q)->gemm(q, NG_F32, false, true, 2 * n, k->q, k->p, 1.0, x, k->p, D, k->p, 0.0, u,
+                     k->q);
+  ng_linalg(q)->gemm(q, NG_F32, false, true, 2 * n, R, k->p, 1.0, x, k->p, r->a, k->p, 0.0, xa, R);
+  ng_linalg(q)->gemm(q, NG_F32, false, false, 2 * n, k->q, R, 1.0, xa, R, r->g, k->q, 0.0, w, k->q);
+  ng_twosided_apply(q, &r->times_G, 0, n, u + Q, Gu, apply);
+  ng_twosided_apply(q, &r->times_G, 0, n, w + Q, Gw, apply);
+  ng_linalg(q)->sum_row_products(q, 1, Q, w, Q, u, Q, r->sums);
+  ng_linalg(q)->sum_row_products(q, 1, Q, Gw, Q, Gu, Q, r->sums + 3);
   ng_queue_wait(q);
-  const double *sum = ng_read_numbers(q, r->sums), uw = sum[0], uu = sum[1], ww = sum[2];
-  const bool is_equal = uu * ww - uw * uw <= MOST_DIFFERENCE * MOST_DIFFERENCE * uu * ww;
-  return is_equal && ww > 0.0 ? uw / ww : 0.0; /* NaN is not equal */
+  const double *sums = ng_read_numbers(q, r->sums), c = sums[2] > 0.0 ? sums[0] / sums[2] : 0.0;
+  return are_equal(sums, c, MOST_OF_D) && are_equal(sums + 3, c, MOST_OF_PD) ? c : 0.0;
 }
 
 bool ng_kron_rows_apply(const ng_block *b, const float *D, float *out, float *scratch) {

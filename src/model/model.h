@@ -246,7 +246,7 @@ typedef enum ng_use {
   NG_USE_SUMS,      /* sums of the current step */
   NG_USE_RESULTS,   /* inverses, eigenbases; ordered by owner */
   NG_USE_DIRECTION, /* PD of blocks; ordered by column of ranks */
-  NG_USE_MOMENTS,   /* moments of the fused updates */
+  NG_USE_MOMENTS,   /* moments; bases of SOAP; rows of gradient_rows */
   NG_USE_SCRATCH,   /* shared by all stations */
   NG_USE_OBJECTS,   /* structs, names */
   NG_USES

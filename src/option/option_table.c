@@ -58,7 +58,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "expand, inverse_dtype below f64, and solver = cholesky or moments in eigenbases (then "
             "without groups and diagonal blocks); other layers stay full."),
     ROW(gradient_rows, "curvature", "256", FROM(0, COUNT_MAX, "rows"), FACTORS, LAYER,
-        .older_states = "0", NEEDS(solver, 1U << NG_SOLVER_CHOLESKY),
+        NEEDS(solver, 1U << NG_SOLVER_CHOLESKY),
         .help = "Most rows of inputs and output gradients that a linear layer stores to compute PD "
                 "from them; 0: none.\n"
                 "If D = g' a up to a factor, PD = (g G^-1)' (a A^-1), which takes fewer operations "

@@ -134,11 +134,12 @@ static bool read_layers(ng_work *w, const ngio_value *layers, int64_t updates) {
 
 /* ---- options ---------------------------------------------------------------------------------*/
 
-/* Return whether an option may differ from the state: placement does not change saved values, and quantify only
- * measures. */
+/* Return whether an option may differ from the state: placement does not change saved values, quantify only measures, and
+ * gradient_rows only selects the cheaper of two equal formulas. */
 static bool may_differ(ng_option_id id) {
   return id == NG_OPTION_placement || id == NG_OPTION_colocate ||
-         id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify;
+         id == NG_OPTION_grad_worker_fraction || id == NG_OPTION_quantify ||
+         id == NG_OPTION_gradient_rows;
 }
 
 /* Return whether statistics include the samples of all ranks. */
