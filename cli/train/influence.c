@@ -6,6 +6,7 @@
 #include "scores.h"
 #include "subject.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,9 +32,13 @@ static void print_csv(FILE *f, const void *what) {
 static void print_json(FILE *f, const void *what) {
   const ranking *r = what;
   (void)fputs("[", f);
-  for (int32_t i = 0; i < r->count; i++)
-    (void)fprintf(f, "%s\n {\"sample\": %d, \"label\": %d, \"score\": %.17g}", i > 0 ? "," : "",
-                  r->list[i].row, r->list[i].label, r->list[i].score);
+  for (int32_t i = 0; i < r->count; i++) {
+    char score[32] = "null"; /* JSON has no Inf and no NaN */
+    const double x = r->list[i].score;
+    if (isfinite(x)) (void)snprintf(score, sizeof score, "%.17g", x);
+    (void)fprintf(f, "%s\n {\"sample\": %d, \"label\": %d, \"score\": %s}", i > 0 ? "," : "",
+                  r->list[i].row, r->list[i].label, score);
+  }
   (void)fputs("\n]\n", f);
 }
 
