@@ -1,8 +1,8 @@
 /* t_gradient_rows.c: the direction of a linear layer from the rows of its inputs and output gradients (gradient_rows) equals the
  * direction that the layer computes from its gradient (gradient_rows = 0), to rounding.
  *
- * The two directions are rounded differently, so equal bits mean that the rows were not used: rows are used if and only if the
- * gradient is a multiple of their product. */
+ * The two formulas round differently. So if both directions have the same bits, the rows were not used. Rows must be used if and only
+ * if the gradient is a multiple of the product of the rows. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -197,7 +197,7 @@ static void directions_equal_those_from_the_gradient(void **state) {
   }
 }
 
-/* A step without due statistics has no new rows, and does not use those of an earlier step. */
+/* In a step in which no statistic is due, the caller observes nothing. The rows of an earlier step are then not used. */
 static void rows_of_an_earlier_step_are_not_used(void **state) {
   rows_case c = cases[0];
   static gradient rows[STEPS], plain[STEPS];

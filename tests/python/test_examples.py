@@ -25,7 +25,7 @@ METHODS = ("none", "sgd", "adamw", "natgrad", "spngd", "eva-natgrad", "kaisa", "
 
 
 def can_import(name):
-    """Return whether a package and what it imports are installed: timm imports torchvision."""
+    """Return whether a package can be imported. timm, for example, also needs torchvision."""
     try:
         importlib.import_module(name)
     except Exception:  # torchvision raises RuntimeError beside another build of PyTorch

@@ -81,7 +81,7 @@ def text_batch(seed):
 
 
 def make_for_text(model, kind, **options):
-    """Nearly no decay: a wrong factor of G, such as that of a wrong number of samples, would show."""
+    """stat_decay is small, so that a wrong factor of G, as from a wrong number of samples, changes the result."""
     window = dict(window=3, clip="none") if kind == "MFAC" else dict(stat_decay=0.05, kl_clip=1e-3, clip="kl")
     return getattr(natgrad, kind)(model, damping=0.1, lr=0.1, **window, **options)
 
