@@ -36,24 +36,37 @@ static void load_image_row(const ng_gram *g, float *window, int64_t n, int64_t y
   ng_pixels_load(&in, n, y * c->width, c->width, to + c->padding[1] * wide, wide);
 }
 
-/* Copy the patch whose first pixel is at image row y0 and padded column x0 from the window to `out`. Without horizontal
- * dilation, the pixels under a kernel row are contiguous. */
-static void copy_patch(const ng_gram *g, const float *window, int64_t y0, int64_t x0, float *out) {
+/* Copy n floats. A call of memcpy takes longer than the copy of few floats, so overlapping copies of constant size copy them. */
+static inline void copy_floats(float *to, const float *from, int64_t n) {
+  if (n >= 4 && n <= 8) {
+    memcpy(to, from, 4 * sizeof *to);
+    memcpy(to + n - 4, from + n - 4, 4 * sizeof *to);
+  } else if (n > 8 && n <= 16) {
+    memcpy(to, from, 8 * sizeof *to);
+    memcpy(to + n - 8, from + n - 8, 8 * sizeof *to);
+  } else {
+    memcpy(to, from, (size_t)n * sizeof *to);
+  }
+}
+
+/* Copy `count` neighbouring patches from the window to rows at distance ld. The first pixel of the first patch is at image row y0
+ * and padded column x0. Without horizontal dilation, the pixels under a kernel row are contiguous. */
+static void copy_patches(const ng_gram *g, const float *window, int64_t y0, int64_t x0,
+                         int64_t count, float *out, int64_t ld) {
   const ng_conv *c = &g->conv;
   const int64_t wide = g->c1 - g->c0, row = padded_width(c) * wide, span = kernel_height(c);
+  const int64_t runs = c->dilation[1] == 1 ? 1 : c->kernel[1], length = c->kernel[1] / runs * wide;
   for (int64_t ky = 0; ky < c->kernel[0]; ky++) {
     const float *from = window + ring_slot(y0 + ky * c->dilation[0], span) * row + x0 * wide;
-    if (c->dilation[1] == 1) {
-      memcpy(out, from, (size_t)(c->kernel[1] * wide) * sizeof *out);
-      out += c->kernel[1] * wide;
-      continue;
-    }
-    for (int64_t kx = 0; kx < c->kernel[1]; kx++) {
-      memcpy(out, from + kx * c->dilation[1] * wide, (size_t)wide * sizeof *out);
-      out += wide;
+    for (int64_t run = 0; run < runs; run++, from += c->dilation[1] * wide, out += length) {
+      for (int64_t i = 0; i < count; i++) {
+        copy_floats(out + i * ld, from + i * c->stride[1] * wide, length);
+      }
     }
   }
-  if (g->has_ones) *out = 1.0f;
+  for (int64_t i = 0; i < count && g->has_ones; i++) {
+    out[i * ld] = 1.0f;
+  }
 }
 
 /* Fill the rows of piece i with patches. Each piece has a window of its own: kernel_height padded image rows, of which row
@@ -73,9 +86,9 @@ void ng_copy_patches(void *arg, int32_t i) {
     }
     last_n = n;
     next = y0 + kernel_height(c);
-    for (int64_t ox = g % c->out_width; ox < c->out_width && k < to; ox++, k++) {
-      copy_patch(t->g, window, y0, ox * c->stride[1], t->to + k * t->ld);
-    }
+    const int64_t ox = g % c->out_width, count = ng_min64(c->out_width - ox, to - k);
+    copy_patches(t->g, window, y0, ox * c->stride[1], count, t->to + k * t->ld, t->ld);
+    k += count;
   }
 }
 

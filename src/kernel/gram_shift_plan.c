@@ -144,13 +144,13 @@ int64_t ng_conv_shift_scratch(const ng_conv *c, int64_t channels) {
 }
 
 /* Model of both costs: one core at 250 GFLOP/s, fitted to OpenBLAS on a processor with AVX-512. A GEMM of C by C columns
- * reaches C / (C + 16) of that rate, a SYRK of order p reaches p / (p + 70). Other costs: a call of GEMM 1 us; a float of
- * the tile or of an added matrix 0.15 ns; a float of a patch 0.35 ns; a kernel row of a patch 3 ns; for each tile, a
- * float of the factor 0.12 ns. Measured times of 3 to 512 channels, 56x56 to 2x2 pixels and 4 or 32 samples differ from
- * the model by up to 20 %. */
+ * reaches C / (C + 16) of that rate (C < 4: a third of this), a SYRK of order p reaches p / (p + 70). Other costs: a call
+ * of GEMM 1 us; a float of the tile or of an added matrix 0.15 ns; a float of a patch 0.35 ns; a kernel row of a patch
+ * 3 ns; for each tile, a float of the factor 0.12 ns. Measured times of 3 to 512 channels, 56x56 to 2x2 pixels and 4 or
+ * 32 samples differ from the model by up to 20 %. */
 double ng_conv_shift_cost(const ng_conv *c, int64_t channels, int64_t samples) {
   const ng_axis v = ng_conv_axis(c, 0), h = ng_conv_axis(c, 1);
-  const double C = (double)channels, per_flop = (C + 16.0) / C / 250.0;
+  const double C = (double)channels, per_flop = (C + 16.0) / C / (C < 4.0 ? 83.0 : 250.0);
   const int64_t most = ng_shift_tile_samples(c, channels), tiles = (samples + most - 1) / most;
   double rows = 0, calls = 0, moved = 0;
   for (int64_t dy = 0; dy < v.taps; dy++) {
