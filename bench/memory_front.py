@@ -3,9 +3,10 @@
 
     NATGRAD_LIBRARY=build/libnatgrad.so.0 PYTHONPATH=python python3 bench/memory_front.py CLONE [--batch 32] [MODEL ...]
 
-CLONE is the folder of a clone of gpauloski/kfac-pytorch.  The models are ResNets for 32x32 images (resnet18, resnet20).  `state` is
-the total of memory_usage(); `peak` is the growth of the peak resident memory from a step of SGD to two steps with new statistics and
-new inverses.
+CLONE is the folder of a clone of gpauloski/kfac-pytorch.  The models are ResNets for 32x32 images (resnet18, resnet20).  `factors`
+has averages, sums and inverses, which is all that kfac-pytorch counts in memory_usage(); `scratch` is the rest of the total of
+memory_usage(), which a program that allocates in each step does not hold; `peak` is the growth of the peak resident memory from a
+step of SGD to two steps with new statistics and new inverses.
 """
 import argparse
 import importlib.metadata
@@ -29,6 +30,7 @@ def make_peer(model):
     return KFACPreconditioner(model, lr=0.01)
 
 
+FACTORS = "factors", "sums", "results"  # in natgrad.compat and kfac-pytorch: a_factors, g_batch, a_inverses, ...
 PROGRAMS = {"natgrad.KFAC": lambda model: natgrad.KFAC(model, lr=0.01),
             "natgrad.compat.KFACPreconditioner": lambda model: natgrad.compat.KFACPreconditioner(model, lr=0.01),
             "kfac-pytorch": make_peer}
@@ -53,7 +55,9 @@ def measure(program, name, batch, results):
     for _ in range(2):
         after = step(preconditioner.step)
     used = preconditioner.memory_usage()
-    results.put((used.get("total", sum(used.values())) / 2**20, after - before))
+    total = used.pop("total")
+    factors = sum(size for key, size in used.items() if key in FACTORS or key[:2] in ("a_", "g_"))
+    results.put((factors / 2**20, (total - factors) / 2**20, after - before))
 
 
 def main():
@@ -64,7 +68,7 @@ def main():
     args = args.parse_args()
     sys.path.insert(0, args.clone)
     context = multiprocessing.get_context("spawn")
-    print(f"torch {torch.__version__}, batch {args.batch}, MiB\n| model | program | state | peak |\n|---|---|--:|--:|")
+    print(f"torch {torch.__version__}, batch {args.batch}, MiB\n| model | program | factors | scratch | peak |\n|---|---|--:|--:|--:|")
     for name in args.models:
         for program in PROGRAMS:
             results = context.SimpleQueue()

@@ -35,9 +35,13 @@ class ParameterBinding:
     def _has_sharded_parameters(self):
         return any(is_sharded(p) for p in self.model.parameters())
 
+    def _is_fully_sharded(self):
+        """Return True if fully_shard shards parameters."""
+        return any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
+
     def _is_tensor_parallel(self):
         """Return True if parameters are sharded beyond fully_shard, which has one sharded placement."""
-        by_fsdp = any(kind.__name__ == "FSDPModule" for m in self.model.modules() for kind in type(m).__mro__)
+        by_fsdp = self._is_fully_sharded()
         return any(is_sharded(p) and sum(not one.is_replicate() for one in p.placements) > by_fsdp
                    for p in self.model.parameters())
 

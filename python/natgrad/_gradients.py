@@ -27,8 +27,9 @@ def _make_gradient_view(output, base):
     return view_gradient
 
 
-def hook_output_gradient(output, x, on_gradient, to_rows=None):
-    """Let the backward pass call on_gradient(gradient of output), converted by to_rows if given.  x: the input of the layer.
+def hook_output_gradient(output, x, observer, on_gradient, to_rows=None):
+    """Let the backward pass call on_gradient(gradient of output), converted by to_rows if given, while the observer is enabled.  x: the
+    input of the layer.
     A hook on the autograd node is faster than on the tensor."""
     if to_rows is not None:
         observe = on_gradient
@@ -42,7 +43,7 @@ def hook_output_gradient(output, x, on_gradient, to_rows=None):
 
     def pass_gradient(gradients):
         g = gradients[place]
-        if g is not None:
+        if g is not None and observer.is_enabled:
             g = gather(g)
             on_gradient(g if to_view is None else to_view(g))
     if hasattr(node, "register_prehook"):

@@ -370,7 +370,7 @@ class Observer:
                 self._check_own_parameters(hook, module, used)
                 self._check_samples_known(hook, why)
                 self.observe(hook, None, samples, g, given)
-            hook_output_gradient(output, x, observe_gradient, to_rows)
+            hook_output_gradient(output, x, self, observe_gradient, to_rows)
             return
         if again and not self.is_in_backward:
             self._begin_backward()
@@ -394,7 +394,7 @@ class Observer:
                                  "forward and backward, so it cannot be observed")
             self.observe(hook, x, samples, g, given)
 
-        hook_output_gradient(output, x, observe_call_once, to_rows)
+        hook_output_gradient(output, x, self, observe_call_once, to_rows)
 
     def _check_own_parameters(self, hook, module, used):
         """Check that the forward used the module's own parameters, not parameters passed by functional_call."""

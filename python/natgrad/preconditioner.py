@@ -140,8 +140,9 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         self._core.call("ready")
         self._observer = Observer(self._core, self._layers_to_observe(), self.model, chosen.get("calls") != "mean", samples,
                                   batch_first, reduction, expand, self._is_compiled)
-        if self._has_sharded_parameters():  # in backward, fully_shard hides earlier gradients
-            self._observer.sums_outside, self._observer.compared = True, None
+        if self._has_sharded_parameters():
+            self._observer.sums_outside = self._is_fully_sharded()  # in backward, fully_shard hides earlier gradients
+            self._observer.compared = None
         _attention.add_hooks(self._observer)
         self._observer.scale = self._loss_scale
         self._observer.fixed_scale = self._loss_scale() if grad_scaler is None else None

@@ -1,5 +1,6 @@
 """Models of fully_shard (FSDP2) and of tensor parallelism: each rank has shards of parameters."""
 import unittest
+import warnings
 
 import torch
 from torch import nn
@@ -111,6 +112,29 @@ def train_tensor_parallel(rank, world, kind, method, with_fsdp):
     return train(model, k, data)
 
 
+def drop_and_pause(rank, world):
+    """Return how often the gradients of tensor parallelism were gathered in a paused pass, and the warnings about dropped ones."""
+    from natgrad import _gradients
+    gathered, original = [], _gradients.gather
+    _gradients.gather = lambda g: gathered.append(1) or original(g)
+    model, seen = make_parallel(init_device_mesh("cpu", (world,))), []
+    k = make_for_text(model, "KFAC")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for t in range(2):
+            model.zero_grad()
+            loss_of(model, *text_batch(t)).backward()
+            if t == 0:
+                seen.append(len(gathered))
+        model.zero_grad()
+        loss = loss_of(model, *text_batch(2))
+        before = len(gathered)
+        k.hook_enabled = False
+        loss.backward()
+        seen.append(len(gathered) - before)
+    return seen, [str(one.message) for one in found if "were dropped without a step" in str(one.message)]
+
+
 def errors(rank, world):
     """Return the messages of optimizers and methods that do not work with shards."""
     mesh, said = init_device_mesh("cpu", (1, world), mesh_dim_names=("data", "tensor")), []
@@ -147,6 +171,11 @@ class ShardedParameters(Case):
                     self.assertEqual(statuses, [0, 0, 0])
                     for a, b in zip(found, expected):
                         self.assertLess(oracle.relative_difference(torch.tensor(a), torch.tensor(b).double()), 2e-5)
+
+    def test_tensor_parallel_ranks_notice_dropped_gradients_and_pauses(self):
+        for (usual, paused), said in ranks.run_on_ranks(2, drop_and_pause):
+            self.assertGreater(usual, 0)
+            self.assertEqual((paused, len(said)), (0, 1))
 
     def test_unsupported_methods_are_refused(self):
         for said in ranks.run_on_ranks(2, errors):
