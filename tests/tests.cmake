@@ -497,6 +497,7 @@ if(NOT NATGRAD_SANITIZE)
           spngd
           states
           text
+          tolerances
           torchrun
           trainers
           windows)
