@@ -28,7 +28,11 @@ class ArgumentError(Error, ValueError, TypeError):
     """A wrong or unsupported option or argument."""
 
 
+_CONTROL = dict.fromkeys([*range(32), 127], "?")  # a message may quote any text; no terminal gets its control characters
+
+
 def make_error(status, text):
+    text = text.translate(_CONTROL)
     wrong = status in (_abi.NG_ERR_ARG, _abi.NG_ERR_SHAPE, _abi.NG_ERR_ABSENT)
     return (ArgumentError if wrong else Error)(text, status)
 

@@ -55,6 +55,31 @@ expect 0 'natgrad *1503.05671*damping = *kaisa *2107.01739*stat_scale = kaisa*mp
 expect 0 '*factor_decay *stat_decay *weight of the new*' "$natgrad" info --published dp-kfac
 expect 0 '*no published names*' "$natgrad" info --published natgrad
 
+# Control characters in a text that a message quotes are replaced: a terminal would run them.
+esc=$'\e[31m\a\x7fx'
+while IFS='|' read -r name arguments; do
+  eval "\"$natgrad\" $arguments" >"$scratch/out" 2>"$scratch/err" </dev/null && fail "$name: accepted"
+  LC_ALL=C grep -q $'[\x01-\x08\x0b-\x1f\x7f]' "$scratch/out" "$scratch/err" && fail "$name: control characters in a message"
+  grep -q '[?][[]31m' "$scratch/err" || fail "$name: the message does not quote the text: $(cat "$scratch/err")"
+done <<'ROWS'
+command|"$esc"
+option of the program|"--$esc"
+option of a command|replay "--$esc" "$file"
+number|replay "$file" --tolerance "$esc"
+option of the library|replay "$file" --damping "$esc"
+list|compare --methods "$esc"
+method|info --published "$esc"
+argument|info "$esc"
+case|bench "$esc"
+model|bench kfac --model "$esc"
+layers|plan --model "$scratch/$esc"
+recording|replay "$scratch/$esc"
+data|train --data "$esc" --model mlp
+configuration|train --config "$scratch/$esc"
+log|export "$scratch/$esc" --csv -
+weights|prune "$scratch/$esc" --sparsity 0.5 --out "$scratch/out.npy"
+ROWS
+
 # A full disk is an error.
 if [[ -w /dev/full ]]; then
   "$natgrad" info --options >/dev/full 2>"$scratch/err"

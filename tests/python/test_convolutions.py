@@ -118,6 +118,21 @@ class Convolutions(Case):
             found.append(weight if weight.dim() == 2 else weight.flatten(1).t())
         self.assertLess(oracle.relative_difference(found[0], found[1].double()), 1e-5)
 
+    def test_one_sample_needs_no_batch_axis(self):
+        for conv, size in ((nn.Conv3d(2, 3, 2), (3, 4, 3)), (nn.ConvTranspose2d(2, 3, 3, bias=False), (3, 4))):
+            model, found = conv, []
+            torch.manual_seed(2)
+            x = torch.randn(2, *size)
+            for sample in (x, x.unsqueeze(0)):
+                model.zero_grad()
+                k = make_preconditioner(model)
+                k.begin(1)  # the first axis of an input without a batch axis is not the number of samples
+                model(sample).pow(2).mean().backward()
+                self.assertEqual(k.step(), 0)
+                found.append({name: g.clone() for name, g in gradients_of(model).items()})
+                k.close()
+            self.assert_same_tensors(*found)
+
     def test_depth_one_equals_conv2d(self):
         """A Conv3d with a kernel of depth 1 on one image equals a Conv2d, also with groups."""
         found = []

@@ -1,4 +1,5 @@
 """natgrad.Curvature against a dense float64 Kronecker product, and against a step of natgrad.KFAC."""
+import gc
 import math
 import unittest
 
@@ -260,6 +261,19 @@ class CurvatureOfLayers(Case):
             with self.assertRaises(natgrad.ArgumentError) as caught:
                 call()
             self.assertIn(text, str(caught.exception))
+
+    def test_an_object_that_was_not_closed_releases_its_memory(self):
+        k, called = natgrad.Curvature({"fc": (torch.eye(2), torch.eye(3))}), []
+        library = k._library
+
+        class Library:
+            def __getattr__(self, name):
+                called.append(name)
+                return getattr(library, name)
+        k._library = Library()
+        del k
+        gc.collect()
+        self.assertEqual(called, ["ng_curvature_destroy", "ng_context_destroy"])
 
 
 if __name__ == "__main__":

@@ -241,6 +241,7 @@ class PublishedStates(Case):
                                (replace_layer_value("0", "G", torch.eye(3)), r"\['G'\] is \[3, 3\], expected \[4, 4\]"),
                                (replace_layer_value("0", "G", torch.full((4, 4), float("nan"))), "not finite"),
                                ({**self.make_published_state(k), "layers": 3}, "layers is a int"),
+                               ({"steps": 1, "numbers": {"speed": 1}}, "expected some of factor_update_steps, inv_update_steps, damping"),
                                ({**self.make_published_state(k), "lr": -1}, "lr"), ({**self.make_published_state(k), "speed": 1}, "'speed'")):
             with self.assert_refused(pattern):
                 k.load_state_dict(state)

@@ -18,7 +18,7 @@ class Arguments(unittest.TestCase):
         with self.subTest(says), self.assertRaises(natgrad.Error) as caught:
             call()
         self.assertIn(says, str(caught.exception))
-        self.assertNotIn("\n", str(caught.exception))
+        self.assertNotRegex(str(caught.exception), r"[\0-\x1f\x7f]")
 
     def test_constructors_name_the_argument(self):
         for says, options in {
@@ -56,6 +56,20 @@ class Arguments(unittest.TestCase):
                 "unexpected keyword": lambda: compat.DP_KFAC(small_conv_net(), nosuch=1),
                 "compute_method": lambda: compat.KFACPreconditioner(small_conv_net(), compute_method="zz")}.items():
             self.assert_error_says(says, call)
+
+    def test_control_characters_are_replaced(self):
+        bad, model = "a\n\x1b[31m\x7f", small_conv_net()
+        k, curvature = natgrad.KFAC(model), natgrad.Curvature({"fc": (torch.eye(2), torch.eye(3))})
+        state = {"steps": 1, "layers": {}, bad: 0}
+        for call in (lambda: natgrad.KFAC(model, **{bad: 1}), lambda: natgrad.KFAC(model, damping=bad),
+                     lambda: natgrad.KFAC(model, method=bad), lambda: natgrad.KFAC(model, linalg=bad),
+                     lambda: natgrad.KFAC(model, layer_options={"0": bad}), lambda: natgrad.KFAC(model, layer_options={bad: "damping=1"}),
+                     lambda: natgrad.KFAC(model, skip_layers=bad),
+                     lambda: k.load_parts("/" + bad), lambda: k.save_parts("/nosuch/" + bad),
+                     lambda: curvature.apply({bad: torch.eye(2)}, 1), lambda: curvature.trace(1, split=bad),
+                     lambda: compat.KFACPreconditioner(model, compute_method=bad),
+                     lambda: compat.KFACPreconditioner(model).load_state_dict(state), lambda: compat.SPNGD(model, pi_type=bad)):
+            self.assert_error_says("a", call)
 
     def test_gradient_with_freed_storage_is_refused(self):
         model = small_conv_net()
