@@ -148,6 +148,9 @@ typedef struct ng_family {
   /* Add s->mix.fresh times the observation to every statistic s with s->observed = o->kind. NG_SKIPPED: the observation is
    * not finite, and no sum has changed. A family without statistics has no entry. */
   ng_status (*observe)(ng_block *b, const ng_obs *o);
+  /* Return whether `observe` also wants the inputs and output gradients of a step in which no statistic is due; default:
+   * no. */
+  bool (*wants_arrays)(const ng_block *b);
   ng_status (*set_initial_values)(
       ng_block *b); /* set initial values in planned memory; default: nothing */
   /* Enqueue PD and the sums that `read_sums` reads; default: nothing. The engine calls the entry for all blocks and waits

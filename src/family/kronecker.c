@@ -443,6 +443,7 @@ const ng_family ng_family_kronecker = {
     .declare_statistics = ng_kron_declare_statistics,
     .request_memory = ng_kron_request_memory,
     .observe = ng_kron_observe,
+    .wants_arrays = ng_kron_rows_wanted,
     .precondition = ng_kron_precondition,
     .read_sums = ng_kron_read_sums,
     .emit = ng_kron_emit,

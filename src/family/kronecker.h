@@ -157,6 +157,7 @@ void ng_spatial_describe(const ng_block *b, bool is_bias, ng_direction *e);
 ng_status ng_kron_rows_create(ng_block *b);
 void ng_kron_rows_request(ng_block *b, ng_plan *plan);
 void ng_kron_rows_set_initial(const ng_block *b);
+bool ng_kron_rows_wanted(const ng_block *b);
 void ng_kron_rows_store(ng_block *b, const ng_obs *o, const ng_stat *s);
 int64_t ng_kron_rows_scratch(const ng_block *b); /* floats */
 bool ng_kron_rows_apply(const ng_block *b, const float *D, float *out, float *scratch);

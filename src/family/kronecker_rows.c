@@ -21,9 +21,10 @@ enum { VECTORS = 4 };
 static const double MOST_OF_D = 1e-5, MOST_OF_PD = 1e-3;
 
 struct ng_kron_rows {
-  int64_t capacity;             /* rows for which memory is planned; 0 on several ranks */
-  int64_t inputs, outgrads;     /* rows of this step, or more than `capacity`: too many */
-  int64_t step;                 /* the number of counted steps when the rows were stored */
+  int64_t capacity; /* rows for which memory is planned; 0 on several ranks */
+  /* of inputs and of output gradients: number of rows, or more than `capacity`: too many; number of counted steps at that time */
+  int64_t count[2], step[2];
+  bool failed;                  /* PD was last computed from D although rows were stored */
   float *a, *g;                 /* [capacity, p], [capacity, q] */
   float *v;                     /* [VECTORS, p] random numbers in [-1, 1) */
   double *sums;                 /* [2, 3] the inner product and the squared norms of two vectors */
@@ -57,7 +58,7 @@ ng_status ng_kron_rows_create(ng_block *b) {
 void ng_kron_rows_request(ng_block *b, ng_plan *plan) {
   ng_kron *k = ng_kron_of(b);
   struct ng_kron_rows *r = k->rows;
-  const int64_t row = (int64_t)sizeof(float) * (b->p->grid.n == 1 ? r->capacity : 0);
+  const int64_t row = (int64_t)sizeof(float) * (b->ctx->ranks == 1 ? r->capacity : 0);
   r->a = ng_plan_take(plan, NG_USE_MOMENTS, ng_times(row, k->p));
   r->g = ng_plan_take(plan, NG_USE_MOMENTS, ng_times(row, k->q));
   r->v = ng_plan_take(plan, NG_USE_MOMENTS,
@@ -94,6 +95,13 @@ void ng_kron_rows_set_initial(const ng_block *b) {
 
 /* ---- observe ---------------------------------------------------------------------------------*/
 
+/* Return whether the block stores the rows of steps in which no statistic is due. If PD was last computed from D, the next
+ * rows to try are those of a step with due statistics. */
+bool ng_kron_rows_wanted(const ng_block *b) {
+  const struct ng_kron_rows *r = ng_kron_of(b)->rows;
+  return r != NULL && r->a != NULL && !r->failed;
+}
+
 /* Set the distance between rows, if all rows of the view have one distance, and return true. */
 static bool find_row_stride(const ng_view *v, int64_t *stride) {
   const bool samples_first = v->sample_stride == v->positions * v->position_stride;
@@ -108,8 +116,9 @@ void ng_kron_rows_store(ng_block *b, const ng_obs *o, const ng_stat *s) {
   struct ng_kron_rows *r = k->rows;
   const ng_view *v = &o->view;
   const bool is_input = o->kind == NG_OBSERVED_INPUT;
-  int64_t *count = is_input ? &r->inputs : &r->outgrads;
-  const int64_t width = is_input ? k->p : k->q, from = s->w > 0.0 ? *count : 0;
+  int64_t *count = &r->count[!is_input], *step = &r->step[!is_input];
+  const bool is_first = *step != b->p->steps || (s->is_due && s->w == 0.0);
+  const int64_t width = is_input ? k->p : k->q, from = is_first ? 0 : *count;
   const int64_t rows = v->samples * v->positions;
   ng_place place = {.data = (void *)(uintptr_t)v->data,
                     .dtype = v->dtype,
@@ -117,7 +126,7 @@ void ng_kron_rows_store(ng_block *b, const ng_obs *o, const ng_stat *s) {
                     .axes = 1,
                     .extent = {v->columns},
                     .stride = {v->column_stride}};
-  r->step = b->p->steps;
+  *step = b->p->steps;
   *count = r->capacity + 1;
   if (r->a == NULL || rows > r->capacity - from || !find_row_stride(v, &place.row_stride)) return;
   *count = from + rows;
@@ -158,7 +167,7 @@ static rows_scratch lay_out_scratch(const ng_kron *k) {
 
 int64_t ng_kron_rows_scratch(const ng_block *b) {
   const ng_kron *k = ng_kron_of(b);
-  return k->rows == NULL || b->p->grid.n > 1 ? 0 : lay_out_scratch(k).end;
+  return k->rows == NULL || b->ctx->ranks > 1 ? 0 : lay_out_scratch(k).end;
 }
 
 /* Return whether |u - c w| <= most |u|, from <w, u>, |u|^2 and |w|^2. A NaN is not equal. */
@@ -174,7 +183,7 @@ static double find_factor(const ng_block *b, const float *D, const rows_scratch 
   ng_queue *q = b->ctx->queue;
   float *x = scratch + s->x, *u = scratch + s->u, *w = scratch + s->w, *xa = scratch + s->xa;
   float *Gu = scratch + s->Gu, *Gw = scratch + s->Gw, *apply = scratch + s->apply;
-  const int64_t R = r->inputs, n = VECTORS, Q = n * k->q;
+  const int64_t R = r->count[0], n = VECTORS, Q = n * k->q;
   ng_linalg(q)->copy_rows(q, n, k->p, r->v, k->p, x, k->p);
   ng_twosided_apply(q, &r->times_A, 0, n, r->v, x + n * k->p, apply);
   ng_linalg(q)->gemm(q, NG_F32, false, true, 2 * n, k->q, k->p, 1.0, x, k->p, D, k->p, 0.0, u,
@@ -192,14 +201,15 @@ static double find_factor(const ng_block *b, const float *D, const rows_scratch 
 
 bool ng_kron_rows_apply(const ng_block *b, const float *D, float *out, float *scratch) {
   const ng_kron *k = ng_kron_of(b);
-  const struct ng_kron_rows *r = k->rows;
+  struct ng_kron_rows *r = k->rows;
   ng_queue *q = b->ctx->queue;
-  const int64_t R = r->inputs;
-  if (r->step != b->p->steps || R != r->outgrads || R == 0 || R > r->capacity || !k->both.is_good)
-    return false;
+  const int64_t R = r->count[0], steps = b->p->steps;
+  if (r->step[0] != steps || r->step[1] != steps || !k->both.is_good) return false;
   const rows_scratch s = lay_out_scratch(k);
-  const double c = find_factor(b, D, &s, scratch);
-  if (c == 0.0) return false;
+  const bool fits = R == r->count[1] && R > 0 && R <= r->capacity;
+  const double c = fits ? find_factor(b, D, &s, scratch) : 0.0;
+  r->failed = c == 0.0;
+  if (r->failed) return false;
   float *aA = scratch + s.aA, *gG = scratch + s.gG;
   ng_twosided_apply(q, &r->times_A, 0, R, r->a, aA, scratch + s.apply);
   ng_twosided_apply(q, &r->times_G, 0, R, r->g, gG, scratch + s.apply);

@@ -133,9 +133,10 @@ static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, d
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {
   const ng_side *side = &ng_kron_of(b)->side[o->kind == NG_OBSERVED_OUTGRAD];
   const ng_stat *s = side->stat;
+  if (ng_kron_of(b)->rows != NULL) ng_kron_rows_store(b, o, s);
+  if (!s->is_due) return NG_OK; /* only the rows were wanted */
   const call_scale c = scale_of(b, o, s);
   if (side->matrix->form == NG_FORM_DIAGONAL) return add_tokens(b, o, side, c.alpha);
-  if (ng_kron_of(b)->rows != NULL) ng_kron_rows_store(b, o, s);
   ng_stat_scale_old(b->ctx->queue, s);
   if (is_diagonal_factor(o, side)) {
     add_diagonal(b, o, side, c);

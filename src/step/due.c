@@ -77,6 +77,11 @@ bool ng_block_solve_due(const ng_block *b) {
 /* ---- observations ----------------------------------------------------------------------------*/
 
 bool ng_array_wanted(const ng_block *b, uint32_t what) {
+  const uint32_t arrays = NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD;
+  if ((what & arrays) != 0 && b->family->wants_arrays != NULL && !is_out(b) &&
+      b->family->wants_arrays(b)) {
+    return true;
+  }
   for (int32_t i = 0; i < b->stats; i++) {
     const ng_stat *s = &b->stat[i];
     if (ng_stat_uses(s, what) && s->observes && ng_statistic_due(b, s)) return true;
@@ -84,7 +89,7 @@ bool ng_array_wanted(const ng_block *b, uint32_t what) {
   return false;
 }
 
-/* Return 0 if no statistic of the layer is due, or only other ranks observe it; then the caller may skip its arrays. */
+/* Return 0 if neither a statistic that is due nor the direction of the layer needs its arrays on this rank. */
 int32_t ng_step_wants(const ng_precond *p, int32_t layer) {
   const ng_block *b = p->entry[layer]->block;
   return b != NULL && ng_array_wanted(b, NG_OBSERVED_INPUT | NG_OBSERVED_OUTGRAD);

@@ -201,14 +201,15 @@ static ng_status check_not_posted(ng_block *b, const ng_obs *o) {
 
 /* ---- adding to sums --------------------------------------------------------------------------*/
 
-/* Let the family add the array to the due statistics. The samples are counted after the family's call, so that a refused
+/* Let the family read the array and add it to the due statistics. The samples are counted after the family's call, so that a refused
  * array has no weight. */
 static ng_status add_observation(ng_block *b, const ng_obs *o) {
   ng_status st = NG_OK;
-  bool none = false;
+  bool none = false, due = false;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     s->is_due = (s->observed & o->kind) != 0 && ng_statistic_due(b, s);
+    due = due || s->is_due;
     if (s->is_due) ng_stat_prepare(s, o->samples, o->first_sample, o->batch_samples);
     none = none || (s->is_due && s->samples == 0);
   }
@@ -220,14 +221,15 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
     if (s->is_due && none) ng_stat_skip_observation(b->ctx->queue, s);
     if (s->is_due && !none) ng_stat_count_samples(s);
   }
-  b->observation_count[ng_observed_kind(o->kind)]++;
+  b->observation_count[ng_observed_kind(o->kind)] += due;
   return NG_OK;
 }
 
-/* Mark the statistics that use `what` as complete, except in a block of several layers, which observes many arrays. */
+/* Mark the due statistics that use `what` as complete, except in a block of several layers, which observes many arrays. */
 static void mark_observed(ng_block *b, uint32_t what) {
   for (int32_t i = 0; i < b->stats && b->entry != NULL; i++) {
-    if ((b->stat[i].observed & what) != 0) b->stat[i].last_observed = true;
+    ng_stat *s = &b->stat[i];
+    if ((s->observed & what) != 0 && ng_statistic_due(b, s)) s->last_observed = true;
   }
 }
 
