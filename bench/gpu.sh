@@ -21,7 +21,7 @@ if [[ ${1:-} == --pack && $# -eq 2 ]]; then
   cd "$work"
   flags="-std=c11 -O2 -fPIC -fvisibility=hidden -D_GNU_SOURCE -DNG_EXPERIMENTAL -ffp-contract=off -I$root/include -I$root/src -I$root/base -I$root/io -I$root/tests -I$root/cuda"
   cc -c "$root/cuda/kernels.S" -o fatbin.o
-  device="backend backend_arrays backend_flat backend_sums blas_cuda desk_cuda linalg memory solve stage" # cuda/*.c
+  device="backend backend_arrays backend_eva backend_flat backend_sums blas_cuda desk_cuda linalg memory solve stage" # cuda/*.c
   for file in $(printf "cuda/%s " $device) bench/gpu_eva tests/directions tests/kernels tests/linalg_check tests/pictures src/linalg/packed src/linalg/sym; do
     cc $flags -c "$root/$file.c" -o "$(basename $file).o"
   done

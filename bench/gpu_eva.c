@@ -15,7 +15,7 @@
 #include "device.h"
 
 /* CHECKED: steps that are compared with the host. TINY: layers of the model `tiny`, more than a warp has threads (32). */
-enum { CHECKED = 3, TINY = 40, MOST = 400, WARM_UP = 10, RUNS = 50, DECIDE_THREADS = 1024 };
+enum { CHECKED = 3, TINY = 40, MOST = 400, WARM_UP = 10, RUNS = 50 };
 static const double DAMPING = 0.03, CLIP = 1e-3, LR = 0.1, DECAY = 5e-4, MU = 0.9;
 
 /* A parameter [rows, cols]; a norm parameter or a bias has one row and no curvature. */
@@ -100,14 +100,15 @@ static void *copy_floats(const float *x, int64_t count) {
 
 /* Arrays on the device: the descriptors and results of the four launches. */
 static const dv_mean *means;
-static const dv_layer *layers;
 static const dv_measure *measures;
 static dv_direction *directions;
 static const dv_update *updates;
-static const int64_t *first, *first_measured;
-static double *sums, *inner, *c;
+static const int64_t *first;
+static double *sums;
+static dv_eva *lists;
+static dv_eva_numbers *numbers[CHECKED]; /* each with another bound, so that clip factors differ */
 static int32_t *skipped;
-static int64_t curved, tiles, measured_tiles;
+static int64_t curved, tiles;
 
 static dv_region describe_region(float *data, const parameter *p) {
   const dv_place place = {
@@ -121,9 +122,12 @@ static void make_descriptors(int64_t *overflowed) {
   static dv_measure measure[MOST];
   static dv_direction direction[MOST];
   static dv_update launch_update[MOST];
-  static int64_t starts[MOST + 1], measured_starts[MOST + 1];
+  static int64_t starts[MOST + 1];
+  static int32_t layer_of[MOST], group_of[MOST];
+  int32_t *flags;
   double *norm2;
   exit_on_error(dv_alloc(desk, 2 * MOST * sizeof *norm2, (void **)&norm2));
+  exit_on_error(dv_alloc_host(desk, (4 * MOST + 1) * sizeof *flags, (void **)&flags));
   for (int64_t i = 0; i < n; i++) {
     parameter *p = &list[i];
     const int64_t here = (p->count + DV_TILE - 1) / DV_TILE;
@@ -144,49 +148,88 @@ static void make_descriptors(int64_t *overflowed) {
                                    .is_sgd = true,
                                    .is_flat = D.is_flat};
     starts[i + 1] = starts[i] + here;
+    layer_of[i] = (int32_t)i;
+    layer[i] = (dv_layer){.from = starts[i], .to = starts[i + 1]};
+    measure[i] = (dv_measure){.D = D};
     if (!p->has_curvature) continue;
     p->a = make_random_array(p->cols, 1.0), p->g = make_random_array(p->rows, 1e-2);
     const int64_t k = curved++;
     float *a = copy_floats(p->a, p->cols), *g = copy_floats(p->g, p->rows);
-    mean[2 * k] = (dv_mean){a, copy_floats(p->a, p->cols), p->cols, 0.05, 0.95, &norm2[2 * k]};
-    mean[2 * k + 1] =
-        (dv_mean){g, copy_floats(p->g, p->rows), p->rows, 0.05, 0.95, &norm2[2 * k + 1]};
-    measured_starts[k + 1] = measured_starts[k] + here;
-    layer[k] =
-        (dv_layer){&norm2[2 * k], &norm2[2 * k + 1], i, measured_starts[k], measured_starts[k + 1]};
-    measure[k] = (dv_measure){.D = D, .x = a, .y = g};
+    mean[2 * k] = (dv_mean){a,
+                            copy_floats(p->a, p->cols),
+                            p->cols,
+                            false,
+                            &flags[4 * k],
+                            &flags[4 * k + 1],
+                            &norm2[2 * k]};
+    mean[2 * k + 1] = (dv_mean){g,
+                                copy_floats(p->g, p->rows),
+                                p->rows,
+                                false,
+                                &flags[4 * k + 2],
+                                &flags[4 * k + 3],
+                                &norm2[2 * k + 1]};
+    layer[i].alpha = &norm2[2 * k], layer[i].beta = &norm2[2 * k + 1];
+    measure[i].x = a, measure[i].y = g;
     direction[i].u = a, direction[i].y = g;
   }
-  tiles = starts[n], measured_tiles = measured_starts[curved];
+  tiles = starts[n];
   means = copy_to_device(mean, 2 * curved, sizeof *mean);
-  layers = copy_to_device(layer, curved, sizeof *layer);
-  measures = copy_to_device(measure, curved, sizeof *measure);
+  measures = copy_to_device(measure, n, sizeof *measure);
   directions = copy_to_device(direction, n, sizeof *direction);
   updates = copy_to_device(launch_update, n, sizeof *launch_update);
   first = copy_to_device(starts, n + 1, sizeof *starts);
-  first_measured = copy_to_device(measured_starts, curved + 1, sizeof *measured_starts);
-  exit_on_error(dv_alloc(desk, (size_t)measured_tiles * 2 * sizeof *sums, (void **)&sums));
-  exit_on_error(dv_alloc(desk, MOST * sizeof *inner, (void **)&inner));
-  exit_on_error(dv_alloc(desk, MOST * sizeof *c, (void **)&c));
+  exit_on_error(dv_alloc(desk, (size_t)tiles * 2 * sizeof *sums, (void **)&sums));
   exit_on_error(dv_alloc(desk, sizeof *skipped, (void **)&skipped));
+  const int64_t one = 1; /* an update was counted, so momentum exists */
+  dv_eva all = {.layer = copy_to_device(layer, n, sizeof *layer),
+                .layers = n,
+                .parameters = n,
+                .sums = sums,
+                .direction = directions,
+                .update = (dv_update *)(uintptr_t)updates,
+                .layer_of = copy_to_device(layer_of, n, sizeof *layer_of),
+                .group_of = copy_to_device(group_of, n, sizeof *group_of),
+                .skipped = skipped,
+                .updates = copy_to_device(&one, 1, sizeof one)};
+  exit_on_error(dv_alloc(desk, MOST * sizeof *all.inner, (void **)&all.inner));
+  exit_on_error(dv_alloc(desk, MOST * sizeof *all.c, (void **)&all.c));
+  exit_on_error(dv_alloc(desk, MOST * sizeof *all.is_wide, (void **)&all.is_wide));
+  lists = copy_to_device(&all, 1, sizeof all);
+}
+
+static double get_clip_bound(int k) { return (1 + k) * CLIP / (LR * LR); }
+
+/* The means stay: their new sums have the weight 0. */
+static void make_numbers(void) {
+  double *x;
+  dv_eva_group *group;
+  exit_on_error(dv_alloc_host(desk, 6 * MOST * sizeof *x, (void **)&x));
+  exit_on_error(dv_alloc_host(desk, sizeof *group, (void **)&group));
+  for (int i = 0; i < MOST; i++) {
+    x[i] = DAMPING, x[MOST + i] = 1.0;
+    x[2 * MOST + 4 * i] = x[2 * MOST + 4 * i + 2] = 1.0;
+    x[2 * MOST + 4 * i + 1] = x[2 * MOST + 4 * i + 3] = 0.0;
+  }
+  *group = (dv_eva_group){.lr = LR, .mu = MU, .keep = 1.0, .decay = DECAY};
+  for (int k = 0; k < CHECKED; k++) {
+    exit_on_error(dv_alloc_host(desk, sizeof *numbers[k], (void **)&numbers[k]));
+    *numbers[k] = (dv_eva_numbers){get_clip_bound(k), x, x + MOST, x + 2 * MOST, group, 0.0, 0};
+  }
 }
 
 static void launch_fold(void) {
-  exit_on_error(dv_launch(desk, "dv_eva_fold", 2 * curved, DV_THREADS, (void *[]){&means}));
+  exit_on_error(
+      dv_launch(desk, "dv_eva_fold", 2 * curved, DV_THREADS, (void *[]){&means, &numbers[0]}));
 }
 static void launch_sums(void) {
-  exit_on_error(dv_launch(desk, "dv_measure_tiles", measured_tiles, DV_THREADS,
-                          (void *[]){&measures, &first_measured, &curved, &sums}));
-}
-static double get_clip_bound(int k) {
-  return (1 + k) * CLIP / (LR * LR); /* another bound in each step, so that clip factors differ */
+  exit_on_error(dv_launch(desk, "dv_measure_tiles", tiles, DV_THREADS,
+                          (void *[]){&measures, &first, &n, &sums}));
 }
 static void launch_decide(void) {
   static int decided;
-  double damping = DAMPING, bound = get_clip_bound(decided++ % CHECKED);
-  exit_on_error(dv_launch(
-      desk, "dv_eva_clip_and_scale", 1, DECIDE_THREADS,
-      (void *[]){&layers, &curved, &sums, &directions, &damping, &bound, &inner, &c, &skipped}));
+  exit_on_error(dv_launch(desk, "dv_eva_clip_and_scale", 1, DV_THREADS,
+                          (void *[]){&lists, &numbers[decided++ % CHECKED]}));
 }
 static void launch_update(void) {
   exit_on_error(dv_launch(desk, "dv_update_tiles", tiles, DV_THREADS,
@@ -312,6 +355,7 @@ int main(int argc, char **argv) {
     parameters += list[i].count;
   }
   make_descriptors(overflowed);
+  make_numbers();
   for (int i = 0; i < CHECKED; i++) {
     launch_step();
   }

@@ -18,24 +18,25 @@ dv_place ng_device_place(const ng_place *v) {
   return p;
 }
 
-static bool is_aligned(const void *at) { return (uintptr_t)at % 16 == 0; }
+bool ng_device_is_aligned(const void *at) { return (uintptr_t)at % 16 == 0; }
 
 static bool is_flat(const ng_place *v, const ng_region *D) {
   return v->dtype == NG_F32 && v->has_dense_rows && v->row_stride == D->cols && D->row == 0 &&
-         D->col == 0 && D->cols % 4 == 0 && D->rows * D->cols <= INT32_MAX && is_aligned(v->data);
+         D->col == 0 && D->cols % 4 == 0 && D->rows * D->cols <= INT32_MAX &&
+         ng_device_is_aligned(v->data);
 }
 
-static dv_region region_of(const ng_region *D) {
+dv_region ng_device_region(const ng_region *D) {
   return (dv_region){ng_device_place(D->place), D->row, D->rows, D->col, D->cols,
                      is_flat(D->place, D)};
 }
 static int64_t tiles(int64_t rows, int64_t cols) { return blocks_of(rows * cols, DV_TILE); }
 static int64_t tiles_of(const ng_region *D) { return tiles(D->rows, D->cols); }
 
-static dv_direction direction_of(const ng_direction *e, float *to) {
-  const bool one_u =
-      e->u == NULL || (e->map == NULL && e->u_row == 0 && e->u_col == 1 && is_aligned(e->u));
-  return (dv_direction){.D = region_of(&e->D),
+dv_direction ng_device_direction(const ng_direction *e, float *to) {
+  const bool one_u = e->u == NULL || (e->map == NULL && e->u_row == 0 && e->u_col == 1 &&
+                                      ng_device_is_aligned(e->u));
+  return (dv_direction){.D = ng_device_region(&e->D),
                         .scale = e->scale,
                         .k = e->k,
                         .u = e->u,
@@ -54,15 +55,15 @@ static dv_direction direction_of(const ng_direction *e, float *to) {
                         .uses_double = e->uses_double};
 }
 
-static dv_update update_of(const ng_direction *e, const ng_weight_update *s) {
+dv_update ng_device_update(const ng_direction *e, const ng_weight_update *s) {
   dv_update to = {.weight = ng_device_place(s->weight),
                   .m = s->m,
                   .v = s->v,
                   .cols = s->cols,
                   .coefficients = {(float)s->coefficients[0], (float)s->coefficients[1]},
                   .is_sgd = s->sgd != NULL,
-                  .is_flat = is_flat(s->weight, &e->D) && s->m != NULL && is_aligned(s->m) &&
-                             s->cols == e->D.cols};
+                  .is_flat = is_flat(s->weight, &e->D) && s->m != NULL &&
+                             ng_device_is_aligned(s->m) && s->cols == e->D.cols};
   dv_wide_update *w = &to.wide;
   w->coefficients[0] = s->coefficients[0], w->coefficients[1] = s->coefficients[1];
   if (s->sgd != NULL) {
@@ -92,8 +93,8 @@ static emission emission_of(ng_device *d, const ng_direction *e, float *const *t
   dv_update *updates = s == NULL ? NULL : ng_stage_allocate(d, n, sizeof *updates);
   if (list == NULL || (s != NULL && updates == NULL) || !cut_begin(d, n, &x.cut)) return x;
   for (int64_t i = 0; i < n; i++) {
-    list[i] = direction_of(&e[i], to == NULL ? NULL : to[i]);
-    if (s != NULL) updates[i] = update_of(&e[i], &s[i]);
+    list[i] = ng_device_direction(&e[i], to == NULL ? NULL : to[i]);
+    if (s != NULL) updates[i] = ng_device_update(&e[i], &s[i]);
     cut_add(&x.cut, tiles_of(&e[i].D));
   }
   x.list = ng_stage_address(d, list);
@@ -125,6 +126,14 @@ static void scan(ng_queue *q, const ng_strided *a, int64_t n, double *out) {
   LAUNCH(d, dv_scan_tiles, cut_blocks(&c), &at, &c.on_device, &n);
 }
 
+dv_measure ng_device_measure(const ng_measure *m) {
+  dv_measure to = {.D = ng_device_region(&m->D), .x = m->x, .y = m->y, .t = m->t, .out = m->out};
+  to.has_bias = m->bias.place != NULL;
+  if (to.has_bias) to.bias = ng_device_region(&m->bias);
+  to.D.is_flat = to.D.is_flat && ng_device_is_aligned(m->x);
+  return to;
+}
+
 static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused) {
   (void)unused;
   ng_device *d = q->device;
@@ -133,10 +142,7 @@ static void measure(ng_queue *q, const ng_measure *m, int64_t n, double *unused)
   dv_measure *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &all) || !cut_begin(d, n, &rows)) return;
   for (int64_t i = 0; i < n; i++, m++) {
-    list[i] = (dv_measure){.D = region_of(&m->D), .x = m->x, .y = m->y, .t = m->t, .out = m->out};
-    list[i].has_bias = m->bias.place != NULL;
-    if (list[i].has_bias) list[i].bias = region_of(&m->bias);
-    list[i].D.is_flat = list[i].D.is_flat && is_aligned(m->x);
+    list[i] = ng_device_measure(m);
     cut_add(&all, tiles_of(&m->D));
     cut_add(&rows, m->t != NULL ? m->D.rows : 0);
   }
@@ -157,7 +163,7 @@ static void check_finite(ng_queue *q, const ng_region *a, int64_t n, int32_t *ou
   dv_read *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++) {
-    list[i] = (dv_read){.D = region_of(&a[i]), .finite = &out[i]};
+    list[i] = (dv_read){.D = ng_device_region(&a[i]), .finite = &out[i]};
     cut_add(&c, tiles_of(&a[i]));
   }
   void *at = ng_stage_address(d, list);
@@ -172,8 +178,8 @@ static void copy(ng_queue *q, const ng_read *r, int64_t n) {
   dv_read *list = ng_stage_allocate(d, n, sizeof *list);
   if (list == NULL || !cut_begin(d, n, &c)) return;
   for (int64_t i = 0; i < n; i++, r++) {
-    list[i] =
-        (dv_read){region_of(&r->D), r->to, r->to_double, r->to_row, r->to_col, r->map, r->finite};
+    list[i] = (dv_read){
+        ng_device_region(&r->D), r->to, r->to_double, r->to_row, r->to_col, r->map, r->finite};
     cut_add(&c, tiles_of(&r->D));
   }
   void *at = ng_stage_address(d, list);
@@ -298,6 +304,9 @@ static const ng_kernel_ops table = {
     .convert_for_wire = ng_device_convert_for_wire,
     .add_changes = ng_device_add_changes,
     .iterate_low_rank = host_iterate_low_rank,
+    .eva_bytes = ng_device_eva_bytes,
+    .upload_eva = ng_device_upload_eva,
+    .step_eva = ng_device_step_eva,
 };
 
 static const char *open_queue(ng_queue *q) {

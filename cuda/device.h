@@ -204,19 +204,50 @@ typedef struct dv_solve {
   double *largest_eigenvalue;
 } dv_solve;
 
-/* A running mean of Eva [n]: mean <- keep mean + take sum, where `sum` is the mean of this step; *norm2 <- |mean|^2. */
+/* ---- a step of Eva (eva.cu) --------------------------------------------------------------------*/
+
+/* A running mean [n] and the sum of this step; *norm2 <- |mean|^2; *is_refused <- 1 if the sum is not finite. */
 typedef struct dv_mean {
-  float *mean;
-  const float *sum;
+  float *mean, *sum;
   int64_t n;
-  double keep, take;
+  bool starts_first; /* the first sum replaces the mean */
+  int32_t *started, *is_refused;
   double *norm2;
 } dv_mean;
 
-/* A layer of Eva: alpha = |a|^2, beta = |g|^2, the index of its direction, its tiles [from, to) in the measured list. */
+/* A layer: alpha = |a|^2, beta = |g|^2, its tiles [from, to) in the measured list. alpha NULL: a parameter without curvature. */
 typedef struct dv_layer {
   const double *alpha, *beta;
-  int64_t direction, from, to;
+  int64_t from, to;
 } dv_layer;
+
+/* ng_eva_group */
+typedef struct dv_eva_group {
+  double lr, dampening, mu, keep, decay, nesterov, b1, b2, n1, n2, eps;
+} dv_eva_group;
+
+/* ng_eva_numbers: the numbers of one step, in memory that host and device access */
+typedef struct dv_eva_numbers {
+  double bound;
+  double *damping, *weight;
+  double *fold;
+  dv_eva_group *group;
+  double factor;
+  int64_t report;
+} dv_eva_numbers;
+
+/* The lists of dv_eva_clip_and_scale. Parameter i has direction i, update i, and the numbers of layer layer_of[i] and group
+ * group_of[i]. inner, c, is_wide [layers]: scratch. */
+typedef struct dv_eva {
+  const dv_layer *layer;
+  int64_t layers, means, parameters;
+  const double *sums;
+  dv_direction *direction;
+  dv_update *update;
+  const int32_t *layer_of, *group_of, *is_refused;
+  double *inner, *c;
+  int32_t *is_wide, *skipped;
+  int64_t *updates; /* number of counted updates */
+} dv_eva;
 
 #endif

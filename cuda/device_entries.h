@@ -52,6 +52,13 @@ void ng_device_unpack(ng_queue *q, int64_t n, const void *S, ng_dtype t, void *f
 void ng_device_solve(ng_queue *q, ng_matrix *const *list, int64_t n, float *scratch); /* solve.c */
 void ng_device_run_flat_passes(ng_queue *q, const ng_flat_pass *p, int64_t n); /* backend_flat.c */
 dv_place ng_device_place(const ng_place *v);
+dv_region ng_device_region(const ng_region *D);
+dv_measure ng_device_measure(const ng_measure *m);
+dv_direction ng_device_direction(const ng_direction *e, float *to);
+dv_update ng_device_update(const ng_direction *e, const ng_weight_update *s);
+size_t ng_device_eva_bytes(int64_t parameters, int64_t layers, int64_t tiles); /* backend_eva.c */
+void ng_device_upload_eva(ng_queue *q, ng_eva_lists *l);
+void ng_device_step_eva(ng_queue *q, const ng_eva_lists *l, ng_eva_numbers *now);
 dv_view ng_device_view(const ng_view *v);
 extern const ng_linalg_ops ng_device_linalg;
 

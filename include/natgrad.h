@@ -646,6 +646,12 @@ NG_API void ng_adamw_init(ng_adamw *a, size_t size);
 NG_API NG_CHECKED ng_status ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t count);
 NG_API NG_CHECKED ng_status ng_step_adamw(ng_precond *p, const ng_adamw *groups, int32_t count);
 
+/* Wait until all steps are done, and return the status of steps that no call has returned yet.  With
+ * linalg = cuda, a rank-one method and arrays bound as NG_DEVICE, ng_step_sgd and ng_step_adamw do not
+ * wait: a later step, or this call, returns their NG_SKIPPED or NG_RESCUED.
+ * Errors:  NG_ERR_DEVICE: work of a step failed on the device. */
+NG_API NG_CHECKED ng_status ng_sync(ng_precond *p);
+
 /* Change a live option (ng_option_info.live) from the next step on; get the value for that step.
  * Ranks:   same on all ranks.
  * Errors:  NG_ERR_STATE (the option is fixed after ng_ready). */

@@ -230,9 +230,8 @@ CALL5(dv_update_tiles, const dv_direction *, const dv_update *, starts, i64, con
 CALL1(dv_ratio_begin, double *)
 CALL8(dv_ratio_tiles, const dv_direction *, const dv_update *, starts, i64, const dv_ratios *,
       double *, int32_t, int32_t)
-CALL1(dv_eva_fold, const dv_mean *)
-CALL9(dv_eva_clip_and_scale, const dv_layer *, i64, const double *, dv_direction *, double, double,
-      double *, double *, int32_t *)
+CALL2(dv_eva_fold, const dv_mean *, const dv_eva_numbers *)
+CALL2(dv_eva_clip_and_scale, const dv_eva *, dv_eva_numbers *)
 CALL3(dv_box_channels, const dv_sum *, starts, i64)
 CALL2(dv_box_report_nonfinite, const dv_sum *, i64)
 CALL3(dv_square_columns, const dv_sum *, starts, i64)

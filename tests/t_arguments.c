@@ -192,6 +192,8 @@ static void null_arguments_are_refused(void **state) {
   TOLD(ng_step_sgd(p, NULL, 1));
   ARG(ng_step_adamw(NULL, &(ng_adamw){0}, 1));
   TOLD(ng_step_adamw(p, NULL, 1));
+  ARG(ng_sync(NULL));
+  assert_int_equal(ng_sync(p), NG_OK);
   ARG(ng_set(NULL, "damping", "1"));
   TOLD(ng_set(p, NULL, "1"));
   TOLD(ng_set(p, "damping", NULL));

@@ -9,6 +9,7 @@
 #include "draw.h"
 #include "fixture.h"
 #include "kernel/kernel.h"
+#include "step/step.h"
 
 #include "stage.h"
 #include "standin.h"
@@ -168,20 +169,25 @@ static const struct {
   const char *method, *update;
   bool on_device; /* no entry runs on the host */
   bool stays;
-} runs[] = {{"method=eva", "sgd", true, true},
-            {"method=eva", "adamw", true, true},
-            {"method=eva", "gradient", true, true},
-            {"method=eva-f", "sgd", true, true},
-            {"method=natgrad", "sgd", true, false},
-            {"method=natgrad; spatial=full; inverse_dtype=bf16", "sgd", true, false},
-            {"method=natgrad; factor_dtype=f16", "sgd", true, false},
-            {"method=natgrad; solver=eigen", "adamw", true, false},
-            {"method=kaisa; solve_period=1", "gradient", true, false},
-            {"method=mpd-kfac; damping=0.1", "gradient", true, false},
-            {"method=adam", "gradient", true, false},
-            {"method=soap", "gradient", true, false},
-            {"method=mfac; window=4; damping=0.1", "sgd", false, false},
-            {"method=muon", "sgd", false, false}};
+  bool fused; /* step/fused.c runs all steps */
+} runs[] = {{"method=eva", "sgd", true, true, true},
+            {"method=eva", "adamw", true, true, true},
+            {"method=eva; kl_clip=1e-9; per_layer='b: damping=0.5'", "sgd", true, true, true},
+            {"method=eva-natgrad; stat_period=2", "sgd", true, true, true},
+            {"method=eva; skip_layers=b; stat_start=zero", "adamw", true, true, true},
+            {"method=eva; clip=norm; clip_bound=1", "sgd", true, true, false},
+            {"method=eva", "gradient", true, true, false},
+            {"method=eva-f", "sgd", true, true, false},
+            {"method=natgrad", "sgd", true, false, false},
+            {"method=natgrad; spatial=full; inverse_dtype=bf16", "sgd", true, false, false},
+            {"method=natgrad; factor_dtype=f16", "sgd", true, false, false},
+            {"method=natgrad; solver=eigen", "adamw", true, false, false},
+            {"method=kaisa; solve_period=1", "gradient", true, false, false},
+            {"method=mpd-kfac; damping=0.1", "gradient", true, false, false},
+            {"method=adam", "gradient", true, false, false},
+            {"method=soap", "gradient", true, false, false},
+            {"method=mfac; window=4; damping=0.1", "sgd", false, false, false},
+            {"method=muon", "sgd", false, false, false}};
 
 static void steps_equal_ref(void **state) {
   for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
@@ -197,6 +203,8 @@ static void steps_equal_ref(void **state) {
       }
     }
     expect_equal(&on[0], &on[1], options);
+    assert_int_equal(on[0].f.p->step->fused.launched, runs[i].fused ? STEPS : 0);
+    fixture_ok(&on[0].f, ng_sync(on[0].f.p));
     const ng_device *d = on[0].f.ctx->queue->device;
     const standin_counts c = standin_count(on[0].desk);
     assert_int_equal(d->host_entries > 0, !runs[i].on_device);
@@ -233,12 +241,34 @@ static standin_counts plan_eva_step(void) {
   return c;
 }
 
-static void a_step_does_the_planned_work(void **state) {
+/* The same step in four launches without a wait. Observations are as above. The first step uploads the lists. */
+static standin_counts plan_fused_step(int t) {
+  standin_counts c = {.launches = 4, .copies = 4 * LAYERS};
+  int64_t parameters = 0;
+  for (int i = 0; i < LAYERS; i++) {
+    c.launches += 2 * 3;
+    c.zeros += 2 * 1;
+    c.bytes += 2 * (staged(1, sizeof(dv_sum)) + cut_of(1));
+    c.bytes += 2 * (staged(1, sizeof(dv_accumulation)) + cut_of(1));
+    parameters += 1 + shape[i].bias;
+  }
+  if (t > 0) return c;
+  c.copies++;
+  c.bytes += staged(1, sizeof(dv_eva)) + staged(2 * LAYERS, sizeof(dv_mean)) +
+             staged(LAYERS, sizeof(dv_layer)) + staged(parameters, sizeof(dv_measure)) +
+             staged(parameters, sizeof(dv_direction)) + staged(parameters, sizeof(dv_update)) +
+             cut_of(parameters) + 2 * staged(parameters, sizeof(int32_t));
+  return c;
+}
+
+static void check_work(bool fused) {
   model m;
   rng r = {11};
-  open_model(&m, true, "method=eva; update=sgd", &r);
-  const standin_counts plan = plan_eva_step();
+  open_model(&m, true,
+             fused ? "method=eva; update=sgd" : "method=eva; update=sgd; clip=norm; clip_bound=1",
+             &r);
   for (int t = 0; t < STEPS; t++) {
+    const standin_counts plan = fused ? plan_fused_step(t) : plan_eva_step();
     const standin_counts start = standin_count(m.desk);
     observe(&m, &r);
     assert_true(dv_wait(m.desk) == NULL);
@@ -253,34 +283,92 @@ static void a_step_does_the_planned_work(void **state) {
     }
     const int64_t waits = is.waits;
     fixture_ok(&m.f, step(&m, "sgd"));
+    const int64_t step_waits = standin_count(m.desk).waits - waits;
+    assert_null(dv_wait(m.desk));
     is = standin_count(m.desk);
     assert_int_equal(is.launches - start.launches, plan.launches);
     assert_int_equal(is.zeros - start.zeros, plan.zeros);
     assert_int_equal(is.copies - start.copies - arrays, plan.copies);
     assert_int_equal(is.bytes - start.bytes - test_bytes, plan.bytes);
-    assert_int_equal(is.waits - waits, plan.waits);
+    assert_int_equal(step_waits, plan.waits);
     assert_int_equal(is.migrations, start.migrations);
   }
   close_model(&m);
+}
+static void a_step_does_the_planned_work(void **state) { check_work(false); }
+static void a_fused_step_does_the_planned_work(void **state) { check_work(true); }
+
+/* ---- the fused step --------------------------------------------------------------------------*/
+
+/* Step 1 has a NaN in a gradient: all weights stay, the device counts 2 of 3 updates, and a later step returns the status if the
+ * device is done, otherwise ng_sync. */
+static void a_skipped_step_is_reported_later(void **state) {
+  for (int done = 0; done < 2; done++) {
+    model m;
+    rng r = {19};
+    float was[MOST], is[MOST];
+    open_model(&m, true, "method=eva; update=adamw", &r);
+    for (int t = 0; t < STEPS; t++) {
+      const float x = t == 1 ? NAN : 0.25f;
+      observe(&m, &r);
+      read_array(&m, m.weight[2][0], count(2, 0), was);
+      assert_null(dv_copy(m.desk, m.gradient[1][0], &x, sizeof x));
+      const ng_status st = step(&m, "adamw");
+      if (done == 1) assert_null(dv_wait(m.desk));
+      assert_int_equal(st, t == 2 ? NG_SKIPPED : NG_OK);
+      read_array(&m, m.weight[2][0], count(2, 0), is);
+      assert_int_equal(memcmp(was, is, (size_t)count(2, 0) * sizeof *is) == 0, t == 1);
+      if (done == 0 && t == 1) break;
+    }
+    assert_int_equal(ng_sync(m.f.p), done == 0 ? NG_SKIPPED : NG_OK);
+    fixture_ok(&m.f, ng_sync(m.f.p));
+    assert_int_equal(m.f.p->skipped, 1);
+    assert_int_equal(m.f.p->steps, 1 + done);
+    assert_int_equal(*m.f.p->step->fused.lists.updates, 1 + done);
+    close_model(&m);
+  }
+}
+
+/* In a capture of a CUDA graph the stand-in refuses allocations, waits and copies to the host. */
+static void a_fused_step_can_be_captured(void **state) {
+  static const char *const options[2] = {"method=eva; update=sgd",
+                                         "method=eva; update=sgd; clip=norm; clip_bound=1"};
+  for (int i = 0; i < 2; i++) {
+    model m;
+    rng r = {23};
+    open_model(&m, true, options[i], &r);
+    observe(&m, &r);
+    fixture_ok(&m.f, step(&m, "sgd"));
+    observe(&m, &r);
+    assert_null(dv_wait(m.desk));
+    assert_null(dv_graph_begin(m.desk));
+    const ng_status st = step(&m, "sgd");
+    assert_null(dv_graph_end(m.desk));
+    if (i == 0) fixture_ok(&m.f, st);
+    if (i == 0) fixture_ok(&m.f, ng_sync(m.f.p));
+    if (i == 1) fixture_fails(&m.f, st, NG_ERR_DEVICE, "a wait in a capture");
+    close_model(&m);
+  }
 }
 
 /* ---- failures --------------------------------------------------------------------------------*/
 
 /* Call number `after` of a kind fails in the second step: the step fails with the text, and all weights are as before. Later calls
  * fail, too. If the step has fewer calls, the step succeeds. */
-static void fail_in_second_step(standin_failure what, const char *text, int64_t after,
-                                bool expect_failure) {
+static void fail_in_second_step(const char *options, standin_failure what, const char *text,
+                                int64_t after, bool expect_failure) {
   model m;
   rng r = {13};
   float was[MOST], is[MOST];
-  open_model(&m, true, "method=eva; update=sgd", &r);
+  open_model(&m, true, options, &r);
   observe(&m, &r);
   fixture_ok(&m.f, step(&m, "sgd"));
   observe(&m, &r);
   assert_null(dv_wait(m.desk));
   standin_fail(m.desk, what, after);
   read_array(&m, m.weight[2][0], count(2, 0), was);
-  const ng_status st = step(&m, "sgd");
+  ng_status st = step(&m, "sgd");
+  if (st == NG_OK) st = ng_sync(m.f.p);
   read_array(&m, m.weight[2][0], count(2, 0), is);
   assert_int_equal(st != NG_OK, expect_failure);
   if (expect_failure) {
@@ -291,14 +379,19 @@ static void fail_in_second_step(standin_failure what, const char *text, int64_t 
   close_model(&m);
 }
 static void failures_of_the_device_change_no_weight(void **state) {
+  const char *options = "method=eva; update=sgd; clip=norm; clip_bound=1";
+  const char *fused = "method=eva; update=sgd";
   const standin_counts plan = plan_eva_step();
   const int64_t launches = plan.launches - 6 * LAYERS; /* without the observations */
   const int64_t at[] = {0, 1, launches / 2, launches - 1, launches};
   for (int i = 0; i < 5; i++) {
-    fail_in_second_step(STANDIN_LAUNCH, "a launch fails on demand", at[i], at[i] < launches);
+    fail_in_second_step(options, STANDIN_LAUNCH, "a launch fails on demand", at[i],
+                        at[i] < launches);
+    fail_in_second_step(fused, STANDIN_LAUNCH, "a launch fails on demand", i, i < 4);
   }
   for (int64_t k = 0; k <= plan.waits; k++) {
-    fail_in_second_step(STANDIN_WAIT, "a wait fails on demand", k, k < plan.waits);
+    fail_in_second_step(options, STANDIN_WAIT, "a wait fails on demand", k, k < plan.waits);
+    fail_in_second_step(fused, STANDIN_WAIT, "a wait fails on demand", k, k < 1);
   }
 }
 
@@ -328,6 +421,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(steps_equal_ref),
       cmocka_unit_test(a_step_does_the_planned_work),
+      cmocka_unit_test(a_fused_step_does_the_planned_work),
+      cmocka_unit_test(a_skipped_step_is_reported_later),
+      cmocka_unit_test(a_fused_step_can_be_captured),
       cmocka_unit_test(failures_of_the_device_change_no_weight),
       cmocka_unit_test(failed_allocations_are_reported),
   };

@@ -118,6 +118,7 @@ ng_status ng_reset_batch(ng_precond *p);
 ng_status ng_step(ng_precond *p, double lr);
 ng_status ng_step_sgd(ng_precond *p, const ng_sgd *how, int32_t count);
 ng_status ng_step_adamw(ng_precond *p, const ng_adamw *how, int32_t count);
+ng_status ng_sync(ng_precond *p);
 ng_status ng_set(ng_precond *p, const char *option, const char *value);
 ng_status ng_get(const ng_precond *p, const char *option, char *value, size_t size);
 ng_status ng_report_read(const ng_precond *p, ng_report *out);

@@ -135,3 +135,8 @@ ng_status ng_step_sgd(ng_precond *p, const ng_sgd *groups, int32_t count) {
 ng_status ng_step_adamw(ng_precond *p, const ng_adamw *groups, int32_t count) {
   return update_weights(p, "ng_step_adamw", false, groups, count);
 }
+
+ng_status ng_sync(ng_precond *p) {
+  const ng_status st = ng_check_callable(p, "ng_sync");
+  return st == NG_OK ? ng_step_sync(p) : st;
+}

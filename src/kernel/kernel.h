@@ -159,6 +159,45 @@ typedef struct ng_wire_conversion {
   bool widens;
 } ng_wire_conversion;
 
+/* ---- a step of Eva without a wait (step/fused.c) ----------------------------------------------*/
+
+/* A mean vector: its average over steps and its sum of this step, f32. */
+typedef struct ng_eva_mean {
+  float *average, *sum;
+  int64_t n;
+  bool starts_first; /* the first sum replaces the average */
+  int32_t *started;  /* set to 1 by the first fold */
+} ng_eva_mean;
+
+/* SGD: lr to nesterov; AdamW: lr, keep, b1 to eps (coefficients.c). */
+typedef struct ng_eva_group {
+  double lr, dampening, mu, keep, decay, nesterov, b1, b2, n1, n2, eps;
+} ng_eva_group;
+
+/* The numbers of one step. The device reads them when the step runs, then writes `factor` and `report`. */
+typedef struct ng_eva_numbers {
+  double bound;             /* clip factor = sqrt(bound / sum of weight <D, PD>), at most 1 */
+  double *damping, *weight; /* [layers] */
+  double *fold; /* [means][2] weights of the old average and of the sum; {1, 0}: no fold */
+  ng_eva_group *group;
+  double factor;  /* the clip factor */
+  int64_t report; /* 0: not done yet; 1: the step counts; 2: the step is skipped */
+} ng_eva_numbers;
+
+/* The lists of all steps. Each of the first `curved` layers has the mean vectors 2 i and 2 i + 1, a and g. The other layers are
+ * single parameters without curvature. */
+typedef struct ng_eva_lists {
+  const ng_eva_mean *mean;
+  const ng_measure *measure;
+  const ng_direction *direction;
+  const ng_weight_update *update;
+  const int32_t *layer_of, *group_of; /* [parameters] in ascending order of layers */
+  int64_t curved, layers, parameters;
+  int64_t *updates; /* number of counted updates, which the device increments */
+  void *memory;     /* of the backend: eva_bytes bytes */
+  int64_t tiles;    /* set by upload_eva */
+} ng_eva_lists;
+
 /* ---- the table -------------------------------------------------------------------------------*/
 
 typedef struct ng_kernel_ops {
@@ -221,6 +260,11 @@ typedef struct ng_kernel_ops {
   void (*add_changes)(ng_queue *q, const ng_change *c, int64_t n);
   /* low_rank.c: one power iteration for each parameter. */
   void (*iterate_low_rank)(ng_queue *q, const ng_low_rank *w, int64_t n);
+  /* A step of Eva with a fused update; NULL: the backend has none. eva_bytes: return the bytes of `memory`. upload_eva: copy the
+   * lists, which are unchanged until the next call, to the device. step_eva: run one step. */
+  size_t (*eva_bytes)(int64_t parameters, int64_t layers, int64_t tiles);
+  void (*upload_eva)(ng_queue *q, ng_eva_lists *l);
+  void (*step_eva)(ng_queue *q, const ng_eva_lists *l, ng_eva_numbers *now);
 } ng_kernel_ops;
 
 /* Return the table for one call: ng_kernels(q)->find_largest(q, ...), and count the call as pending, as ng_linalg does. */

@@ -153,6 +153,7 @@ static ng_status bind_arrays(ng_precond *p, const ng_binding *b, const char *cal
     if (st != NG_OK || !apply) continue;
     place.expires_after_step = b->hold == NG_ONE_STEP && place.data != NULL;
     *(k == 0 ? &slot->grad : &slot->weight) = place;
+    slot->is_on_device[k] = a->mem == NG_DEVICE;
   }
   return st;
 }

@@ -35,6 +35,7 @@ typedef struct ng_slot {
   /* number of groups of a convolution, which divide the rows, or the columns if rows = 1; otherwise 1 */
   int64_t groups;
   ng_place grad, weight; /* bound arrays */
+  bool is_on_device[2];  /* the gradient, the weight was bound as NG_DEVICE */
   void *m, *v;           /* momentum or first moment; second moment; NULL if the update has none */
   ng_dtype moment_dtype; /* f64 if the weight bound at ng_ready is f64, otherwise f32 */
   int32_t update_group;  /* group of a fused update, from ng_set_group */

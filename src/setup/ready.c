@@ -196,6 +196,7 @@ static ng_status make_model(ng_precond *p) {
   if (st == NG_OK) st = ng_setup_place(p);
   if (st == NG_OK) st = allocate_memory(p);
   if (st == NG_OK) st = ng_emission_plan(p);
+  if (st == NG_OK) st = ng_fused_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);
   uint64_t hash[NG_HASHES];

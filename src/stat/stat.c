@@ -244,6 +244,17 @@ static void fold_part(ng_queue *q, const ng_stat *s, const ng_stat_part *p, ng_m
   }
 }
 
+/* Return the weights of the old average and of the sum for a device, which checks and folds the sum itself, and which knows whether
+ * the average has started; {1, 0}: no sum. */
+ng_mix ng_stat_fold_on_device(ng_stat *s) {
+  if (!(s->w_total > 0.0)) return (ng_mix){1.0, 0.0};
+  const ng_mix mix = fold_weights(s);
+  s->started = true;
+  reset_step(s);
+  s->is_new = true;
+  return mix;
+}
+
 /* The sums are checked, because a sum of finite f32 may overflow. The average changes only after all checks, so a skipped
  * step leaves the old average. */
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s) {

@@ -186,6 +186,7 @@ void ng_stat_to_wire(ng_queue *q, const ng_stat *s);
 void ng_stat_scan(ng_queue *q, ng_stat *s);
 /* Fold the scanned sums into the average and set the sums to 0; the caller waits for the queue. Return NG_SKIPPED, with
  * the average unchanged, if a sum is not finite or the average would exceed its dtype. Without samples do nothing. */
+ng_mix ng_stat_fold_on_device(ng_stat *s);
 ng_status ng_stat_fold(ng_queue *q, ng_stat *s);
 /* Let the queue clear the sums of this step. */
 void ng_stat_discard(ng_queue *q, ng_stat *s);

@@ -269,6 +269,20 @@ void ng_emission_list_plain(ng_precond *p) {
   }
 }
 
+/* Fill `direction`, `update` and `measure` with the same parameters: first the blocks, then parameters without curvature. */
+void ng_emission_list_all(ng_precond *p) {
+  ng_emission *l = &p->step->emission;
+  ng_emission_list_blocks(p, false);
+  ng_emission_list_plain(p);
+  l->measure_count = 0;
+  for (int32_t i = 0; i < p->blocks; i++) {
+    (void)list_sums(l, p->block[i]);
+  }
+  for (int64_t i = l->measure_count; i < l->direction_count; i++) {
+    l->measure[i] = (ng_measure){.D = l->direction[i].D};
+  }
+}
+
 /* Count the elements that kept their old value in all parameters. */
 static ng_status count_overflows(ng_precond *p) {
   const char *name = NULL;

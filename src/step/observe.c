@@ -422,7 +422,7 @@ void ng_step_reset(ng_precond *p) {
     b->step_observe_ms = 0.0;
     b->is_selecting = b->is_excluded = false;
   }
-  ng_queue_wait(p->ctx->queue);
+  if (!p->step->fused.is_running) ng_queue_wait(p->ctx->queue);
   p->step->has_refused = false;
   p->step->has_begun = false;
   p->step->batch.last = 0;

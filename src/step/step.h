@@ -19,6 +19,7 @@
  *   coefficients.c  learning rates and coefficients of the fused updates
  *   gather.c     broadcast weights from their owners
  *   quantify.c   measure |PD / D| of each element
+ *   fused.c      a step of Eva on a device, without a wait
  *   shard.c      gather layers that are sharded over a model group */
 #ifndef NG_STEP_H
 #define NG_STEP_H
@@ -91,6 +92,7 @@ ng_status ng_emission_emit(ng_precond *p);
  * the gradients of parameters without curvature. */
 void ng_emission_list_blocks(ng_precond *p, bool unit);
 void ng_emission_list_plain(ng_precond *p);
+void ng_emission_list_all(ng_precond *p);
 
 /* ---- the exchange: exchange.c, sums.c, agree.c -----------------------------------------------*/
 
@@ -345,6 +347,31 @@ void ng_overhead_end(ng_precond *p);   /* call after a step was counted */
 /* Set x to this rank's medians in the last measured step, to zeros in all other steps. */
 void ng_overhead_write(const ng_precond *p, double x[NG_COSTS]);
 
+/* ---- a step of Eva without a wait: fused.c ---------------------------------------------------*/
+
+enum { NG_EVA_AHEAD = 8 };
+typedef struct ng_fused {
+  bool is_possible; /* memory is allocated */
+  bool is_running;  /* the last step ran here, and so does this one */
+  ng_eva_lists lists;
+  ng_eva_mean *mean;
+  int32_t *layer_of, *group_of, *started;
+  ng_place *bound; /* [slots][2] bindings for which the lists were uploaded */
+  /* Step i has the numbers [i % NG_EVA_AHEAD]. The reports of the first `settled` of `launched` steps are read. */
+  ng_eva_numbers *numbers[NG_EVA_AHEAD];
+  int64_t launched, settled;
+  int64_t overflowed; /* number of overflows that were reported */
+  ng_status late;     /* status of steps before the last ng_fused_stop */
+} ng_fused;
+
+ng_status ng_fused_plan(ng_precond *p);
+void ng_fused_begin(ng_precond *p);    /* decide whether this step runs here */
+ng_status ng_fused_run(ng_precond *p); /* replaces the stations from `statistics` on */
+/* Return the status of finished steps that was not returned yet. */
+ng_status ng_fused_settle(ng_precond *p);
+/* Wait for all steps. The next step uploads everything. Call before the state is saved or loaded. */
+void ng_fused_stop(ng_precond *p);
+
 /* The state of the current step, and numbers of the last step. */
 typedef struct ng_engine {
   bool has_begun;  /* ng_begin was called in this step */
@@ -373,6 +400,7 @@ typedef struct ng_engine {
   ng_station_time time[NG_STATIONS];
   int64_t waits; /* how often the host waited for the queue in the last step */
   ng_overhead overhead;
+  ng_fused fused;
 } ng_engine;
 
 /* Return the worse of two statuses: the smaller one if one is an error (< 0), otherwise the larger one. */
@@ -407,6 +435,7 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 void ng_step_reset(ng_precond *p);
 /* `wrong`: NG_OK, or the error in this rank's arguments. If one rank has an error, the step fails on all ranks. */
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong);
+ng_status ng_step_sync(ng_precond *p);
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
 /* Check new options of the model, and the options of each block: these options, overridden by its line of per_layer. */
 ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,

@@ -150,6 +150,11 @@ static ng_status run_stations(ng_precond *p) {
   s->is_solving = ng_any_block(p, ng_block_solve_due);
   for (int i = 0; i < NG_STATIONS; i++) {
     s->time[i].last_waits = 0;
+    if (i == NG_AT_STATISTICS && s->fused.is_running) {
+      const ng_status st = ng_fused_run(p);
+      note_device_error(p, "emit");
+      return ng_worse_status(st, s->status);
+    }
     if (i == NG_AT_EMIT && p->step->quantify.count != NULL) {
       const ng_status st = ng_quantify_step(p);
       if (st < NG_OK) return st;
@@ -224,6 +229,8 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   check_call(p, call, wrong);
   if (s->status >= NG_OK) ng_update_set_late_coefficients(p);
   s->refused_before = s->has_refused;
+  ng_fused_begin(p);
+  const ng_status late = ng_fused_settle(p);
   p->ctx->queue->waits = 0;
   if (ng_exchange_end_last_batch(p) != NG_OK) return NG_ERR_COMM;
   ng_status st = run_stations(p);
@@ -249,5 +256,12 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_overhead_end(p);
   ng_log(p->ctx, NG_LOG_INFO, "step: n = %lld clip = %.6g status = %s", (long long)p->steps, s->nu,
          ng_status_name(st));
-  return st;
+  return ng_worse_status(st, late);
+}
+
+ng_status ng_step_sync(ng_precond *p) {
+  ng_queue_wait(p->ctx->queue);
+  p->step->status = NG_OK;
+  note_device_error(p, "emit");
+  return p->step->status < NG_OK ? p->step->status : ng_fused_settle(p);
 }
