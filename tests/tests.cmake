@@ -460,6 +460,7 @@ if(NOT NATGRAD_SANITIZE)
   foreach(major 1 2)
     foreach(test
           attention
+          bad_input
           between
           calls
           checkpoint

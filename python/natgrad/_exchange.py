@@ -61,9 +61,13 @@ def read_safetensors(path):
         size, = struct.unpack("<Q", data[:8])
         header, body = json.loads(data[8:8 + size]), bytearray(data[8 + size:])
         header.pop("__metadata__", None)
-        return {name: _read_tensor(field, body) for name, field in header.items()}
+        unknown = [name for name, field in header.items() if field["dtype"] not in _DTYPES]
+        if not unknown:
+            return {name: _read_tensor(field, body) for name, field in header.items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
-        raise make_error(_abi.NG_ERR_FILE, f"{path}: no complete file of safetensors with floating-point numbers or int64") from None
+        raise make_error(_abi.NG_ERR_FILE, f"{path}: no complete file of safetensors") from None
+    raise make_error(_abi.NG_ERR_FILE, f"{path}: '{unknown[0]}' has the dtype {header[unknown[0]]['dtype']}, expected one of "
+                     f"{', '.join(_DTYPES)}")
 
 
 def _count_samples(samples):
@@ -125,9 +129,15 @@ def _read_files(folder, names):
     for file, tensors in files.items():
         if tensors.keys() != files[names[0]].keys():
             raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: its layers differ from {_path(folder, names[0])}")
-        for name, count in tensors.items():
-            if file.startswith("num_") and (count.numel() != 1 or not count.item() >= 1):
-                raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: '{name}' is {short_repr(count.tolist())}, expected [count]")
+        for name, x in tensors.items():
+            is_count = file.startswith("num_")
+            if x.is_floating_point() == is_count:
+                raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: '{name}' has the dtype {x.dtype}, expected "
+                                 f"{'torch.int64' if is_count else 'real numbers'}")
+            if is_count and (x.numel() != 1 or x.item() < 1):
+                raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: '{name}' is {short_repr(x.tolist())}, expected [count]")
+            if not x.isfinite().all():
+                raise make_error(_abi.NG_ERR_FILE, f"{_path(folder, file)}: '{name}' is not finite")
     return files
 
 
@@ -180,29 +190,30 @@ def to_laplace(factors, model, samples):
     return found
 
 
+def _read_block(layer, what, block, orders):
+    """Return the matrices of a block of laplace-torch in float64."""
+    if not isinstance(block, (list, tuple)) or not all(isinstance(f, torch.Tensor) and f.is_floating_point() for f in block):
+        raise make_error(_abi.NG_ERR_ARG, f"layer '{layer}': {what} is {short_repr(block)}, expected a list of matrices of real numbers")
+    got, want = [list(f.shape) for f in block], [[n, n] for n in orders]
+    if got != want:
+        raise make_error(_abi.NG_ERR_SHAPE, f"layer '{layer}': {what} has {got}, expected {want}")
+    return [f.detach().cpu().double() for f in block]
+
+
 def from_laplace(kfacs, model, samples):
     _count_samples(samples)
-    kfacs, found = [list(block) for block in kfacs], {}
-    layers = list(_layers_of(model))
+    layers, found = list(_layers_of(model)), {}
     blocks = sum(1 + bias for _, _, bias in layers)
-    if len(kfacs) != blocks:
-        raise make_error(_abi.NG_ERR_SHAPE, f"kfacs has {len(kfacs)} blocks, expected {blocks}: one for each weight and each bias of "
-                         "the model's Linear and Conv2d")
+    if not isinstance(kfacs, (list, tuple)) or len(kfacs) != blocks:
+        got = f"has {len(kfacs)} blocks" if isinstance(kfacs, (list, tuple)) else f"is {short_repr(kfacs)}"
+        raise make_error(_abi.NG_ERR_SHAPE, f"kfacs {got}, expected {blocks} blocks: one for each weight and each bias of the model's "
+                         "Linear and Conv2d")
     at = iter(kfacs)
     for name, module, bias in layers:
-        shape = module.weight.shape[0], module.weight[0].numel()
-        block = next(at)
-        if [list(f.shape) for f in block] != [[n, n] for n in shape]:
-            raise make_error(_abi.NG_ERR_SHAPE, f"layer '{name}': its block has {[list(f.shape) for f in block]}, expected "
-                             f"{[[n, n] for n in shape]}")
-        left, right = (f.detach().cpu().double() for f in block)
+        left, right = _read_block(name, "its block", next(at), (module.weight.shape[0], module.weight[0].numel()))
         if bias:
             # K of a layer is G (x) A, so the block of its bias must be a multiple of G.
-            own = [f.detach().cpu().double() for f in next(at)]
-            if [f.shape for f in own] != [left.shape]:
-                raise make_error(_abi.NG_ERR_SHAPE, f"layer '{name}': the block of its bias has {[list(f.shape) for f in own]}, expected "
-                                 f"{[list(left.shape)]}")
-            own = own[0]
+            own, = _read_block(name, "the block of its bias", next(at), left.shape[:1])
             scale = ((own * left).sum() / left.square().sum().clamp(min=1e-300)).item()
             if (own - scale * left).abs().max() > 1e-4 * own.abs().max():
                 raise make_error(_abi.NG_ERR_ABSENT, f"layer '{name}': the block of its bias is not a multiple of G")

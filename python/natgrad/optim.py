@@ -197,8 +197,8 @@ class Muon(_FusedOptimizer):
             options.setdefault("muon_scale", scale)
         self._adam = dict(first_decay=one, second_decay=two, moment_epsilon=adam_eps, adam_lr=1)
         self._construct(model_or_params, model, params, dict(lr=lr, weight_decay=weight_decay, use_muon=None),
-                        dict(missing="keep", muon_momentum=momentum, muon_nesterov=bool(nesterov), muon_a=a, muon_b=b, muon_c=c,
-                             muon_epsilon=eps, muon_steps=ns_steps, **self._adam, **options))
+                        dict(muon_momentum=momentum, muon_nesterov=bool(nesterov), muon_a=a, muon_b=b, muon_c=c,
+                             muon_epsilon=eps, muon_steps=ns_steps, **self._adam, **{"missing": "keep", **options}))
 
     def _prepare_groups(self, model, options):
         kinds = {id(p): group["use_muon"] for group in self.param_groups for p in group["params"]}
@@ -286,7 +286,7 @@ class Shampoo(SGD):
                        max_axis=max_preconditioner_dim, solve_period=precondition_frequency,
                        solve_start=precondition_frequency if start == -1 else start_preconditioning_step,
                        bias_correction=use_bias_correction, grafting=grafting or "none", second_decay=grafting_beta2,
-                       moment_epsilon=grafting_epsilon, kept_axes=target_parameter_dimensionality, missing="keep", **options)
+                       moment_epsilon=grafting_epsilon, kept_axes=target_parameter_dimensionality, **{"missing": "keep", **options})
         self._construct(model_or_params, model, params, dict(lr=lr, momentum=momentum, dampening=dampening,
                                                              weight_decay=weight_decay, nesterov=use_nesterov,
                                                              decoupled=False), options)

@@ -16,7 +16,8 @@
  *     X_k = (L_k + damping tr(L_k) / n_k I)^(-1/2)
  *
  * L_1 x L_2 has the scale of D D'. So L_k starts from s^(2/K) I, with s the root mean square of the first gradient that is
- * not zero; without roots X_j is s^(-1/K) I. From L = 0 the matrices would need hundreds of steps for the right scale.
+ * not zero: from L = 0 the matrices would need hundreds of steps. Between this gradient and the next solve X_j is s^(-1/K) I,
+ * with the s of each gradient, so PD = F / s.
  *
  * with beta1 = first_decay, beta3 = filter_decay, or 0 if beta1 = 0. Before solve_start PD = S, without grafting F.
  * With stat_period c counts the steps of L only. L_k, X_k, M and V belong to the owner of the block. */
@@ -371,7 +372,7 @@ static void precondition_piece(ng_block *b, int32_t i, const float *D, const flo
   D = ng_piece_gather(q, p, D, scratch);
   F = ng_piece_gather(q, p, F, scratch + room);
   S = ng_piece_gather(q, p, S, scratch + 2 * room);
-  if (k->has_roots) unpack_roots(b, p, &axes, rest + room);
+  if (k->has_roots && (!is_kl(b) || has_piece_roots(k, p))) unpack_roots(b, p, &axes, rest + room);
   ng_axes_rotate(q, &axes, false, k->has_roots || b->base.grafting == NG_GRAFT_NONE ? F : S, P,
                  rest);
   ng_linalg(q)->sum_row_products(q, 1, n, P, n, D, n, sums);
@@ -404,12 +405,18 @@ static void precondition(ng_block *b) {
   }
 }
 
-/* Return the factor of P of a piece, with its sums. */
-static double scale_of_piece(const ng_block *b, const double *sums) {
-  const double by = filter_scale(b);
+/* Return the factor of P of piece i. kl: before its first root P is F / s. */
+static double scale_of_piece(const ng_block *b, int32_t i) {
+  const ng_shampoo *k = shampoo_of_block(b);
+  const double *sums = ng_read_numbers(b->ctx->queue, k->sums + (int64_t)SUMS * i);
+  double by = filter_scale(b);
   if (has_bases(b)) return 1.0;
+  if (is_kl(b) && k->has_roots && !has_piece_roots(k, &k->grams.list[i])) {
+    const double n = (double)ng_axes_elements(&k->grams.list[i].axes);
+    by *= sums[SUM_D2] > 0.0 ? sqrt(n / sums[SUM_D2]) : 0.0;
+  }
   const double S = sqrt(sums[SUM_S2]) * (has_second_moment(b) ? 1.0 : by);
-  if (!shampoo_of_block(b)->has_roots) return has_second_moment(b) ? 1.0 : by;
+  if (!k->has_roots) return has_second_moment(b) ? 1.0 : by;
   return b->base.grafting == NG_GRAFT_NONE ? by : by * S / (by * sqrt(sums[SUM_P2]) + 1e-16);
 }
 
@@ -417,7 +424,7 @@ static ng_status read_sums(ng_block *b) {
   ng_shampoo *k = shampoo_of_block(b);
   for (int32_t i = 0; i < k->grams.count; i++) {
     const double *sums = ng_read_numbers(b->ctx->queue, k->sums + (int64_t)SUMS * i);
-    const double by = k->by[i] = scale_of_piece(b, sums);
+    const double by = k->by[i] = scale_of_piece(b, i);
     k->grams.total.total[0] += by * sums[SUM_INNER];
     k->grams.total.total[1] += sums[SUM_D2];
     k->grams.total.total[2] += by * by * sums[SUM_P2];

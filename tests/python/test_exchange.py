@@ -1,4 +1,5 @@
 """Factors in the conventions of kronfluence and laplace-torch: recordings of kronfluence, float64 sums, damaged files."""
+import math
 import os
 import tempfile
 import unittest
@@ -166,11 +167,18 @@ class Exchange(Case):
                  lambda: natgrad.Curvature({"fc": (torch.ones(2), eye)}).save_kronfluence(self.folder, 1)),
                 ("layer 'fc' has no factors", lambda: natgrad.Curvature({}).to_laplace(model, 1)),
                 ("layer 'x': not a Linear", lambda: natgrad.Curvature({"x": (eye, eye)}).to_laplace(model, 1)),
+                ("kfacs is 5, expected 2 blocks", lambda: natgrad.Curvature.from_laplace(5, model, 1)),
                 ("kfacs has 1 blocks, expected 2", lambda: natgrad.Curvature.from_laplace(kfacs[:1], model, 1)),
                 (r"its block has \[\[2, 2\], \[2, 2\]\], expected \[\[2, 2\], \[1, 1\]\]",
                  lambda: natgrad.Curvature.from_laplace([[eye, eye], [eye]], model, 1)),
                 (r"the block of its bias has \[\[2, 2\], \[2, 2\]\], expected \[\[2, 2\]\]",
                  lambda: natgrad.Curvature.from_laplace([kfacs[0], [eye, eye]], model, 1)),
+                ("layer 'fc': its block is 5, expected a list of matrices of real numbers",
+                 lambda: natgrad.Curvature.from_laplace([5, [eye]], model, 1)),
+                ("layer 'fc': the block of its bias is .*, expected a list of matrices of real numbers",
+                 lambda: natgrad.Curvature.from_laplace([kfacs[0], [eye.long()]], model, 1)),
+                ("layer 'fc': .*right is not finite",
+                 lambda: natgrad.Curvature.from_laplace([kfacs[0], [eye * math.nan]], model, 1)),
                 ("method 'ekfac': no layer has Kronecker factors",
                  lambda: natgrad.Curvature.accumulate(model, [torch.ones(3, 1)], lambda m, x: m(x).sum(), method="ekfac")),
                 ("the block of its bias is not a multiple of G",
@@ -188,18 +196,34 @@ class Exchange(Case):
                     natgrad.Curvature.load_kronfluence(self.folder)
             with open(path, "wb") as whole:
                 whole.write(data)
-        covariance = os.path.join(self.folder, FILES[0])
-        for wrong in (torch.ones(3, 4), torch.ones(3)):
-            _exchange.write_safetensors(covariance, {"fc": wrong})
-            with self.assert_refused(rf"{FILES[0]}: 'fc' is \[3.*\], expected a square matrix"):
+        three = torch.tensor([3])
+        for file, tensors, text in (
+                (FILES[0], {"fc": torch.ones(3, 4)}, r"'fc' is \[3, 4\], expected a square matrix"),
+                (FILES[1], {"fc": torch.ones(3)}, r"'fc' is \[3\], expected a square matrix"),
+                (FILES[1], {"fc": torch.ones(2, 2).long()}, "'fc' has the dtype torch.int64, expected real numbers"),
+                (FILES[1], {"fc": eye * math.inf}, "'fc' is not finite"),
+                (FILES[2], {"fc": torch.tensor([3.0])}, "'fc' has the dtype torch.float32, expected torch.int64"),
+                (FILES[2], {"fc": torch.tensor([3, 3])}, r"'fc' is \[3, 3\], expected \[count\]"),
+                (FILES[3], {"fc": torch.tensor([0])}, r"'fc' is \[0\], expected \[count\]"),
+                (FILES[3], {"other": three}, "its layers differ"),
+                (FILES[3], {"fc": three, "other": three}, "its layers differ")):
+            path = os.path.join(self.folder, file)
+            with open(path, "rb") as whole:
+                data = whole.read()
+            _exchange.write_safetensors(path, tensors)
+            with self.subTest(text), self.assert_refused(f"{file}: {text}"):
                 natgrad.Curvature.load_kronfluence(self.folder)
-        _exchange.write_safetensors(covariance, {"fc": eye})
-        _exchange.write_safetensors(path, {"fc": torch.tensor([0])})
-        with self.assert_refused(rf"{FILES[-1]}: 'fc' is \[0\], expected \[count\]"):
-            natgrad.Curvature.load_kronfluence(self.folder)
-        _exchange.write_safetensors(path, {"other": torch.tensor([3])})
-        with self.assert_refused(f"{FILES[-1]}: its layers differ"):
-            natgrad.Curvature.load_kronfluence(self.folder)
+            with open(path, "wb") as whole:
+                whole.write(data.replace(b'"F32"', b'"F99"').replace(b'"I64"', b'"U64"'))
+            with self.assert_refused(f"{file}: 'fc' has the dtype [FU][96][94], expected one of F64, F32"):
+                natgrad.Curvature.load_kronfluence(self.folder)
+            with open(path, "wb") as whole:
+                whole.write(data)
+        other = natgrad.Curvature({"fc": (eye, eye), "conv": (torch.ones(2), eye)})
+        with self.assert_refused("layer 'conv': kronfluence has no diagonal factors"):
+            other.save_kronfluence(self.folder, 9)
+        for x in natgrad.Curvature.load_kronfluence(self.folder).factors["fc"]:
+            self.assertTrue(torch.equal(x, eye.double()))  # the refused call changed no file
 
 
 if __name__ == "__main__":

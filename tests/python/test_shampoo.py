@@ -150,6 +150,8 @@ class Shampoo(Case):
             optimizer.step()
             self.assertEqual(optimizer.note, 0 if bad is None else 2)
             for name, parameter in model.named_parameters():
+                if name == "2.bias" and bad is None:
+                    continue  # before a batch norm the gradient of a bias is a rounding error
                 is_same = torch.equal(parameter, before[name])
                 self.assertEqual(is_same, bad is not None or any(parameter is p for p in last), name)
 
