@@ -183,6 +183,43 @@ class Shampoo(Case):
                     losses.append(loss.item())
                 self.assertLess(losses[-1], 0.75 * losses[0], (dtype, options))
 
+    def test_directions_in_bases(self):
+        """gram_form = eigen in float64; 1e-3: eigenvectors of close eigenvalues amplify rounding errors."""
+        for decay, corrects, exponents, ignored in ((0.9, True, "", ()), (1.0, True, "", ()), (0.9, False, "", ()),
+                                                    (0.9, True, "2: 0 *", (0,)), (0.9, True, "2: * 0; 1: 0", (1,))):
+            torch.manual_seed(4)
+            model = nn.Linear(4, 4, bias=False)
+            optimizer = natgrad.Shampoo(model, lr=1, betas=(0.6, decay), epsilon=0.1, target_parameter_dimensionality=2,
+                                        use_bias_correction=corrects, gram_form="eigen", root_exponents=exponents)
+            L, M, V = [torch.zeros(4, 4, dtype=torch.float64) for _ in range(2)], 0, 0
+            for t in range(1, 5):
+                model.weight.grad = torch.randn(4, 4)
+                g, fresh = model.weight.grad.double(), 1 - decay if decay < 1 else 1
+                c = 1 - decay**t if corrects and decay < 1 else 1
+                for k, D in enumerate((g, g.t())):
+                    L[k] = decay * L[k] + fresh * D @ D.t()
+                left, right = (torch.eye(4, dtype=torch.float64) if k in ignored else torch.linalg.eigh(L[k])[1] for k in range(2))
+                M = 0.6 * M + 0.4 * g
+                V = decay * V + fresh * (left.t() @ g @ right)**2
+                F = left.t() @ M @ right / (1 - 0.6**t if corrects else 1)
+                want = left @ (F / ((V / c).sqrt() + 0.1)) @ right.t()
+                before = model.weight.detach().clone()
+                optimizer.step()
+                found = (before - model.weight.detach()).double()
+                self.assertLess((found - want).abs().max(), 1e-3 * want.abs().max(), (decay, corrects, exponents, t))
+
+    def test_bias_correction_counts_statistics(self):
+        """With a constant gradient D, L / c is D D' in every step, also if only every second step adds to L."""
+        torch.manual_seed(5)
+        model, moves = nn.Linear(3, 3, bias=False), []
+        optimizer = natgrad.Shampoo(model, lr=1, betas=(0, 0.9), epsilon=0.1, target_parameter_dimensionality=2, stat_period=2)
+        model.weight.grad = torch.randn(3, 3)
+        for _ in range(5):
+            before = model.weight.detach().clone()
+            optimizer.step()
+            moves.append(before - model.weight.detach())
+            self.assertLess((moves[-1] - moves[0]).abs().max(), 1e-5)  # f32 rounding of weights near 5
+
     def test_resumed_runs_have_the_same_bits(self):
         for options in (dict(grafting="adam"), dict(precondition_frequency=2, max_preconditioner_dim=5, momentum=0.9),
                         dict(kl=True, precondition_frequency=2, max_axis=5)):
