@@ -303,6 +303,7 @@ static void default_lr_depends_on_the_update(void **state) {
              {"method", "eva", 0.001},       {"optimizer", "sgd", 0.03 * 0.03},
              {"damping", "0.5", 0.03 * 0.5}, {"method", "kaisa", 0.03},
              {"method", "mfac", 0.0001},     {"method", "ggt", 0.03},
+             {"method", "soap", 0.01},       {"method", "muon", 0.02},
              {"method", "kaisa", 0.03},      {"optimizer", "adamw", 0.001},
              {"lr", "0.25", 0.25},           {"lr", "default", 0.001}};
   settings s;

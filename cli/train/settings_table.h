@@ -31,7 +31,7 @@
     "an epoch is left out")                                                                        \
   X(REAL, lr, "lr", "R", "default", 0, 1e6, 1,                                                     \
     "learning rate (0.03 with the sgd update, times damping for eva, 0.0001 for windows "          \
-    "of mfac and topk-adam, 0.01 for methods with moments; 0.001 with adamw)")                     \
+    "of mfac and topk-adam, 0.01 for methods with moments, 0.02 for Muon; 0.001 with adamw)")      \
   X(REAL, momentum, "momentum", "R", "0.9", 0, 0.9999999, 1,                                       \
     "momentum of the sgd update (0.9); "                                                           \
     "methods with moments have none")                                                              \
