@@ -95,8 +95,8 @@ void ng_kron_rows_set_initial(const ng_block *b) {
 
 /* ---- observe ---------------------------------------------------------------------------------*/
 
-/* Return whether the block stores the rows of steps in which no statistic is due. If PD was last computed from D, the next
- * rows to try are those of a step with due statistics. */
+/* Return whether the block stores rows in a step in which no statistic is due. If PD was last computed from D, the block stores
+ * rows again in the next step with due statistics. */
 bool ng_kron_rows_wanted(const ng_block *b) {
   const struct ng_kron_rows *r = ng_kron_of(b)->rows;
   return r != NULL && r->a != NULL && !r->failed;

@@ -352,7 +352,7 @@ void ng_overhead_write(const ng_precond *p, double x[NG_COSTS]);
 enum { NG_EVA_AHEAD = 8 };
 typedef struct ng_fused {
   bool is_possible; /* memory is allocated */
-  bool is_running;  /* the last step ran here, and so does this one */
+  bool is_running;  /* the last step and this step run here */
   ng_eva_lists lists;
   ng_eva_mean *mean;
   int32_t *layer_of, *group_of, *started;
