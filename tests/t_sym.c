@@ -162,7 +162,8 @@ static void backends_are_found_by_name(void **arg) {
   for (int32_t i = 0; test_backend(i) != NULL; i++) {
     assert_true(2 * i + 1 < KERNELS_QUEUES);
     expect_complete_table(test_backend(i)->linalg, sizeof(ng_linalg_ops));
-    expect_complete_table(test_backend(i)->kernels, sizeof(ng_kernel_ops));
+    /* the entries of a step of Eva are the last ones; a backend may lack them */
+    expect_complete_table(test_backend(i)->kernels, offsetof(ng_kernel_ops, eva_bytes));
     void *at = test_backend(i)->alloc(NULL, 100);
     assert_true(at != NULL && (uintptr_t)at % NG_ALIGN == 0);
     test_backend(i)->free(NULL, at, 100);
