@@ -52,6 +52,7 @@ set(natgrad_unit_tests
     t_assign
     t_axes
     t_bindings
+    t_clip
     t_comm
     t_comm_faults
     t_context
