@@ -221,7 +221,8 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
     if (s->is_due && none) ng_stat_skip_observation(b->ctx->queue, s);
     if (s->is_due && !none) ng_stat_count_samples(s);
   }
-  b->observation_count[ng_observed_kind(o->kind)] += due;
+  /* an array that only the direction uses is not counted */
+  b->observation_count[ng_observed_kind(o->kind)] += due || b->family->wants_arrays == NULL;
   return NG_OK;
 }
 
