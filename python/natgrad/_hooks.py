@@ -458,7 +458,7 @@ class Observer:
                 return
             scale *= layer.scale
         if layer.conv:
-            samples = samples or count // layer.frames
+            samples = 1 if count == layer.frames else samples or count // layer.frames
         # count includes the frames of each sample
         if layer.conv and count != samples and count % samples == 0:
             scale *= (count // samples) ** self.frame_exponent

@@ -123,15 +123,17 @@ class Convolutions(Case):
             model, found = conv, []
             torch.manual_seed(2)
             x = torch.randn(2, *size)
-            for sample in (x, x.unsqueeze(0)):
+            for sample, begins in ((x.unsqueeze(0), False), (x, True), (x, False)):
                 model.zero_grad()
                 k = make_preconditioner(model)
-                k.begin(1)  # the first axis of an input without a batch axis is not the number of samples
+                if begins:
+                    k.begin(1)
                 model(sample).pow(2).mean().backward()
                 self.assertEqual(k.step(), 0)
                 found.append({name: g.clone() for name, g in gradients_of(model).items()})
                 k.close()
-            self.assert_same_tensors(*found)
+            self.assert_same_tensors(found[0], found[1])
+            self.assert_same_tensors(found[0], found[2])
 
     def test_depth_one_equals_conv2d(self):
         """A Conv3d with a kernel of depth 1 on one image equals a Conv2d, also with groups."""
