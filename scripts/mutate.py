@@ -116,7 +116,7 @@ class TreeCopy:
         log = open(os.path.join(self.tmp, "out"), "w+b")
         began = time.monotonic()
         p = subprocess.Popen(test["command"], cwd=test["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                             env=dict(os.environ, TMPDIR=self.tmp, OPENBLAS_NUM_THREADS="1", **test["env"]),
+                             env={**os.environ, "TMPDIR": self.tmp, "OPENBLAS_NUM_THREADS": "1", **test["env"]},
                              preexec_fn=limit_child_process)
         try:
             code = p.wait(limit)
