@@ -169,10 +169,12 @@ static void add_gram(ng_queue *q, ng_sym S, i64 r0, i64 m, const float *X, i64 r
   ng_packed_add_gram(&blas, q, S, r0, m, X, rows, ldx, alpha);
 }
 static void mul_right(ng_queue *q, ng_sym S, i64 m, const float *B, i64 ldb, float *C, i64 ldc) {
-  ng_packed_mul_right(&blas, q, S, m, B, ldb, C, ldc);
+  for (int32_t half = 0; half < 2; half++)
+    ng_packed_mul_right(&blas, q, S, half, m, B, ldb, C, ldc);
 }
 static void mul_left(ng_queue *q, ng_sym S, i64 m, const float *B, i64 ldb, float *C, i64 ldc) {
-  ng_packed_mul_left(&blas, q, S, m, B, ldb, C, ldc);
+  for (int32_t half = 0; half < 2; half++)
+    ng_packed_mul_left(&blas, q, S, half, m, B, ldb, C, ldc);
 }
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/

@@ -226,9 +226,11 @@ typedef struct ng_context_config {
   void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor_user;
   /* Threads of the library's loops: the caller's thread and threads - 1 of a pool.  0: NG_THREADS
-   * of the environment, or one per online processor.  BLAS has threads of its own; the library
-   * never calls BLAS from two threads at once.  Contexts that run at the same time share the
-   * processors: set `threads` and OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
+   * of the environment, or one per online processor.  With OpenBLAS, these threads also compute
+   * products, each by a BLAS of one thread: openblas_set_num_threads(1) until the product ends,
+   * then the number at ng_context_create.  Factorizations, and any other BLAS, use the threads of
+   * BLAS.  Contexts that run at the same time share the processors: set `threads` and
+   * OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
   int32_t threads;
   /* Receives a line for the log, without newline: "step: n = 12 clip = 0.031".  NULL: no log. */
   void (*log)(void *user, ng_log_level level, const char *line);

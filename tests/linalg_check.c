@@ -111,7 +111,9 @@ ng_queue queue_of(const ng_backend *on) {
   left_info = -99;
   kernels_check_device();
   if (on->open != NULL && strcmp(on->name, ng_backend_device.name) == 0) return kernels_device();
-  return (ng_queue){.backend = on, .run = run_backwards, .threads = 3};
+  ng_queue q = {.backend = on, .run = run_backwards, .threads = 4};
+  if (on->open != NULL) assert_null(on->open(&q));
+  return q;
 }
 
 bool same(float x, float y) {

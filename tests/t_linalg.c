@@ -65,6 +65,7 @@ static void gemm_multiplies(void **arg) {
   const ng_backend *on = *arg;
   static const int64_t dims[] = {1, 2, 3, 5, 8, 17, 33};
   static const double alphas[] = {1.0, -0.5}, betas[] = {0.0, 1.0, 0.25};
+  const int32_t blas_threads = ng_blas_describe().threads;
   int c = 0;
   for (int way = 0; way < 8; way++) {
     const ng_dtype t = matrix_dtype[way / 4];
@@ -78,8 +79,11 @@ static void gemm_multiplies(void **arg) {
     for (int b = 0; b < 3; b++) {
       gemm_case(on, t, ta, tb, 4, 3, 0, 1.0, betas[b], 1); /* no terms: C = beta C */
       gemm_case(on, t, ta, tb, 130, 257, 65, -0.5, betas[b], 5);
+      gemm_case(on, t, ta, tb, 70, 257, 250, -0.5, betas[b], 5); /* in pieces on `cpu` (blas.c) */
+      gemm_case(on, t, ta, tb, 257, 70, 250, 1.0, betas[b], 1);
     }
   }
+  assert_int_equal(ng_blas_describe().threads, blas_threads);
 }
 
 static void block_case(const ng_backend *on, int64_t n, int64_t r0, int64_t m, int64_t rows,
@@ -131,6 +135,13 @@ static void blocks_accumulate(void **arg) {
     block_case(on, n, a, b - a, 70, 1.0f);  /* across the middle */
     block_case(on, n, b, n - b, 33, -1.0f); /* this block ends at the last column */
   }
+}
+
+/* Products that `cpu` computes in pieces (blas.c): of triangles, and of parts of the rows. */
+static void large_blocks_accumulate(void **arg) {
+  block_case(*arg, 261, 0, 261, 1100, 0.5f);
+  block_case(*arg, 400, 120, 250, 1100, -1.0f);
+  block_case(*arg, 60, 3, 40, 2100, 0.5f);
 }
 
 static void symmetric_multiplies(void **arg) {
@@ -215,13 +226,13 @@ static double *columns(mat B, bool left) {
   return d;
 }
 
-/* Solve with the factor l of A [n, n] for 1 to 33 right-hand sides; solve_left is in f32 only. */
+/* Solve with the factor l of A [n, n] for 1 to 130 right-hand sides; solve_left is in f32 only. */
 static void check_solves(const ng_backend *on, int64_t n, const double *A, mat l) {
   ng_queue queue = queue_of(on), *q = &queue;
-  static const int64_t ms[] = {1, 2, 5, 33};
-  for (int i = 0; i < (l.t == NG_F32 ? 8 : 4); i++) {
-    const int64_t m = ms[i % 4];
-    const bool left = i >= 4;
+  static const int64_t ms[] = {1, 2, 5, 33, 130}; /* 130: in pieces on `cpu`, if n is large */
+  for (int i = 0; i < (l.t == NG_F32 ? 10 : 5); i++) {
+    const int64_t m = ms[i % 5];
+    const bool left = i >= 5;
     CASE("solve_%s dtype %d n = %" PRId64 " m = %" PRId64, left ? "left" : "right", l.t, n, m);
     mat B = left ? mat_random(n, m, 3) : mat_random_of(l.t, m, n, 3);
     double *b = columns(B, left), *old = dense_packed(n, l);
@@ -318,11 +329,9 @@ static void indefinite_matrices_report_their_minor(void **arg) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH(gemm_multiplies),
-      EACH(blocks_accumulate),
-      EACH(symmetric_multiplies),
-      EACH(factor_invert_solve),
-      EACH(indefinite_matrices_report_their_minor),
+      EACH(gemm_multiplies),         EACH(blocks_accumulate),
+      EACH(large_blocks_accumulate), EACH(symmetric_multiplies),
+      EACH(factor_invert_solve),     EACH(indefinite_matrices_report_their_minor),
   };
   return run_on_backends("linalg", tests, sizeof tests / sizeof tests[0]);
 }

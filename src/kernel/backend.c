@@ -26,7 +26,8 @@ const ng_backend ng_backend_cpu = {.name = "cpu",
                                    .host = &ng_linalg_cpu,
                                    .kernels = &cpu_kernels,
                                    .alloc = ng_plain_alloc,
-                                   .free = ng_plain_free};
+                                   .free = ng_plain_free,
+                                   .open = ng_blas_open};
 #endif
 
 static const ng_kernel_ops ref_kernels = {KERNELS(ng_ref_)};

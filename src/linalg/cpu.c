@@ -20,11 +20,6 @@ typedef int32_t
 typedef size_t length;
 
 #if defined(NG_BLAS_PREFIX) /* OpenBLAS in a Python wheel: scipy_sgemm_ */
-#define sgemm_ NG_BLAS_NAME(sgemm_)
-#define dgemm_ NG_BLAS_NAME(dgemm_)
-#define ssyrk_ NG_BLAS_NAME(ssyrk_)
-#define ssymm_ NG_BLAS_NAME(ssymm_)
-#define strsm_ NG_BLAS_NAME(strsm_)
 #define spftrf_ NG_BLAS_NAME(spftrf_)
 #define spftri_ NG_BLAS_NAME(spftri_)
 #define dpftrf_ NG_BLAS_NAME(dpftrf_)
@@ -36,26 +31,7 @@ typedef size_t length;
 #define sorgqr_ NG_BLAS_NAME(sorgqr_)
 #endif
 
-/* Names: s, d: f32, f64; pf: rectangular full packed. Arguments are as in the manuals of BLAS and LAPACK. */
-extern void sgemm_(const char *transa, const char *transb, const integer *m, const integer *n,
-                   const integer *k, const float *alpha, const float *a, const integer *lda,
-                   const float *b, const integer *ldb, const float *beta, float *c,
-                   const integer *ldc, length, length);
-extern void dgemm_(const char *transa, const char *transb, const integer *m, const integer *n,
-                   const integer *k, const double *alpha, const double *a, const integer *lda,
-                   const double *b, const integer *ldb, const double *beta, double *c,
-                   const integer *ldc, length, length);
-extern void ssyrk_(const char *uplo, const char *trans, const integer *n, const integer *k,
-                   const float *alpha, const float *a, const integer *lda, const float *beta,
-                   float *c, const integer *ldc, length, length);
-extern void ssymm_(const char *side, const char *uplo, const integer *m, const integer *n,
-                   const float *alpha, const float *a, const integer *lda, const float *b,
-                   const integer *ldb, const float *beta, float *c, const integer *ldc, length,
-                   length);
-extern void strsm_(const char *side, const char *uplo, const char *transa, const char *diag,
-                   const integer *m, const integer *n, const float *alpha, const float *a,
-                   const integer *lda, float *b, const integer *ldb, length, length, length,
-                   length);
+/* Names: s, d: f32, f64; pf: rectangular full packed. Arguments are as in the manual of LAPACK. */
 typedef void packed32(const char *transr, const char *uplo, const integer *n, float *a,
                       integer *info, length, length);
 typedef void packed64(const char *transr, const char *uplo, const integer *n, double *a,
@@ -77,95 +53,33 @@ extern void sorgqr_(const integer *m, const integer *n, const integer *k, float 
                     const integer *lda, const float *tau, float *work, const integer *lwork,
                     integer *info);
 
-/* ---- BLAS calls with arguments by value, column-major, with 64-bit sizes ---------------------------------------
- * A BLAS call has ended when it returns, so the queue has nothing to wait for. BLAS has threads of its own, so the
- * entries below use neither the queue nor its threads. */
-
-static void blas_gemm(ng_queue *q, ng_dtype t, char ta, char tb, int64_t m, int64_t n, int64_t k,
-                      double alpha, const void *A, int64_t lda, const void *B, int64_t ldb,
-                      double beta, void *C, int64_t ldc) {
-  const integer m_ = (integer)m, n_ = (integer)n, k_ = (integer)k;
-  const integer lda_ = (integer)lda, ldb_ = (integer)ldb, ldc_ = (integer)ldc;
-  const float a = (float)alpha, b = (float)beta;
-  (void)q;
-  if (t == NG_F64) {
-    dgemm_(&ta, &tb, &m_, &n_, &k_, &alpha, A, &lda_, B, &ldb_, &beta, C, &ldc_, 1, 1);
-  } else {
-    sgemm_(&ta, &tb, &m_, &n_, &k_, &a, A, &lda_, B, &ldb_, &b, C, &ldc_, 1, 1);
-  }
-}
-
-/* The next three only in f32. */
-static void syrk(ng_queue *q, ng_dtype t, char uplo, char trans, int64_t n, int64_t k, double alpha,
-                 const void *A, int64_t lda, void *C, int64_t ldc) {
-  const integer n_ = (integer)n, k_ = (integer)k, lda_ = (integer)lda, ldc_ = (integer)ldc;
-  const float a = (float)alpha, one = 1.0f;
-  (void)q, (void)t;
-  ssyrk_(&uplo, &trans, &n_, &k_, &a, A, &lda_, &one, C, &ldc_, 1, 1);
-}
-
-static void symm(ng_queue *q, ng_dtype t, char side, char uplo, int64_t m, int64_t n, const void *A,
-                 int64_t lda, const void *B, int64_t ldb, void *C, int64_t ldc) {
-  const integer m_ = (integer)m, n_ = (integer)n, lda_ = (integer)lda, ldb_ = (integer)ldb;
-  const integer ldc_ = (integer)ldc;
-  const float one = 1.0f, zero = 0.0f;
-  (void)q, (void)t;
-  ssymm_(&side, &uplo, &m_, &n_, &one, A, &lda_, B, &ldb_, &zero, C, &ldc_, 1, 1);
-}
-
-static void trsm(ng_queue *q, ng_dtype t, char side, char uplo, char trans, int64_t m, int64_t n,
-                 double alpha, const void *A, int64_t lda, void *B, int64_t ldb) {
-  const integer m_ = (integer)m, n_ = (integer)n, lda_ = (integer)lda, ldb_ = (integer)ldb;
-  const float a = (float)alpha;
-  (void)q, (void)t;
-  strsm_(&side, &uplo, &trans, "N", &m_, &n_, &a, A, &lda_, B, &ldb_, 1, 1, 1, 1);
-}
-
-static const ng_blas blas = {.gemm = blas_gemm, .syrk = syrk, .symm = symm, .trsm = trsm};
-
 /* ---- products --------------------------------------------------------------------------------*/
 
 /* C' = alpha op(B)' op(A)' + beta C'. */
 static void gemm(ng_queue *q, ng_dtype t, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
                  double alpha, const void *A, int64_t lda, const void *B, int64_t ldb, double beta,
                  void *C, int64_t ldc) {
-  blas_gemm(q, t, tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
+  ng_blas_gemm(q, t, tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, B, ldb, A, lda, beta, C, ldc);
 }
 
 static void add_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X, int64_t rows,
                      int64_t ldx, float alpha) {
-  enum { NARROW = 128 };
-  float product[NARROW * NARROW];
-  if (m > NARROW) {
-    ng_packed_add_gram(&blas, q, S, r0, m, X, rows, ldx, alpha);
-    return;
-  }
-  /* One SYRK of few columns takes 0.2 to 0.8 of the time of the three products that symmetric storage needs. */
-  memset(product, 0, (size_t)(m * m) * sizeof *product);
-  syrk(q, NG_F32, 'U', 'N', m, rows, (double)alpha, X, ldx, product, m);
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j <= i; j++) {
-      S.a[ng_sym_at(S.n, r0 + i, r0 + j)] += product[i * m + j];
-    }
-  }
+  ng_blas_add_gram(q, S, r0, m, X, rows, ldx, alpha);
 }
 static void mul_right(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                       int64_t ldc) {
-  ng_packed_mul_right(&blas, q, S, m, B, ldb, C, ldc);
+  ng_blas_multiply(q, true, S, m, B, ldb, C, ldc);
 }
 static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t ldb, float *C,
                      int64_t ldc) {
-  ng_packed_mul_left(&blas, q, S, m, B, ldb, C, ldc);
+  ng_blas_multiply(q, false, S, m, B, ldb, C, ldc);
 }
 
 /* C <- alpha W W' + beta C by SYRK in the upper triangle of BLAS, the lower one of C, which is then mirrored in tiles. */
 static void square(ng_queue *q, bool transposed, int64_t n, int64_t k, double alpha, const float *W,
                    double beta, float *C) {
   enum { TILE = 32 };
-  const integer n_ = (integer)n, k_ = (integer)k, lda = (integer)(transposed ? n : k);
-  const float alpha_ = (float)alpha, beta_ = (float)beta;
-  (void)q;
-  ssyrk_("U", transposed ? "N" : "T", &n_, &k_, &alpha_, W, &lda, &beta_, C, &n_, 1, 1);
+  ng_blas_syrk(q, 'U', transposed ? 'N' : 'T', n, k, alpha, W, transposed ? n : k, beta, C, n);
   for (int64_t i = 0; i < n; i += TILE) {
     for (int64_t j = 0; j <= i; j += TILE) {
       for (int64_t r = i; r < n && r < i + TILE; r++) {
@@ -249,7 +163,7 @@ static void solve_right(ng_queue *q, int64_t n, const void *L, ng_dtype t, int64
   } else if (n <= SMALL) {
     solve_small((ng_sym){(float *)(uintptr_t)L, n}, m, B, 1, ldb);
   } else {
-    ng_packed_solve_right(&blas, q, n, L, t, m, B, ldb);
+    ng_blas_solve(q, true, (ng_sym){(float *)(uintptr_t)L, n}, m, B, ldb);
   }
 }
 
@@ -257,7 +171,7 @@ static void solve_left(ng_queue *q, ng_sym L, int64_t m, float *B, int64_t ldb) 
   if (L.n <= SMALL) {
     solve_small(L, m, B, ldb, 1);
   } else {
-    ng_packed_solve_left(&blas, q, L.n, L.a, NG_F32, m, B, ldb);
+    ng_blas_solve(q, false, L, m, B, ldb);
   }
 }
 

@@ -65,6 +65,13 @@ static bool find_symbol(const char *name, void *out) {
   return address != NULL;
 }
 
+const char *ng_blas_open(ng_queue *q) {
+  int (*count)(void);
+  if (find_symbol(NG_BLAS_TEXT(openblas_get_num_threads), &count)) q->blas_threads = count();
+  (void)find_symbol(NG_BLAS_TEXT(openblas_set_num_threads), &q->set_blas_threads);
+  return NULL;
+}
+
 /* Return whether the processor and the operating system support the instructions of OpenBLAS's SkylakeX kernels. */
 static bool has_avx512(void) {
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)

@@ -38,29 +38,34 @@ void ng_packed_add_gram(const ng_blas *f, ng_queue *q, ng_sym S, int64_t r0, int
 }
 
 /* C' = S B'. The first h rows of B' and C' belong to T1, the others to T2. */
-void ng_packed_mul_right(const ng_blas *f, ng_queue *q, ng_sym S, int64_t m, const float *B,
-                         int64_t ldb, float *C, int64_t ldc) {
+void ng_packed_mul_right(const ng_blas *f, ng_queue *q, ng_sym S, int32_t half, int64_t m,
+                         const float *B, int64_t ldb, float *C, int64_t ldc) {
   const ng_dtype t = NG_F32;
   const ng_sym_blocks s = ng_sym_blocks_of(S.n, S.a, t);
-  f->symm(q, t, 'L', 'L', s.h, m, s.t1, s.ld, B, ldb, C, ldc);
-  if (s.g == 0) return;
-  f->gemm(q, t, 'T', 'N', s.h, m, s.g, 1.0, s.r, s.ld, B + s.h, ldb, 1.0, C, ldc);
-  f->symm(q, t, 'L', 'U', s.g, m, s.t2, s.ld, B + s.h, ldb, C + s.h, ldc);
-  f->gemm(q, t, 'N', 'N', s.g, m, s.h, 1.0, s.r, s.ld, B, ldb, 1.0, C + s.h, ldc);
+  const float *B2 = B + s.h;
+  if (half == 0) {
+    f->symm(q, t, 'L', 'L', s.h, m, s.t1, s.ld, B, ldb, C, ldc);
+    if (s.g > 0) f->gemm(q, t, 'T', 'N', s.h, m, s.g, 1.0, s.r, s.ld, B2, ldb, 1.0, C, ldc);
+  } else if (s.g > 0) {
+    f->symm(q, t, 'L', 'U', s.g, m, s.t2, s.ld, B2, ldb, C + s.h, ldc);
+    f->gemm(q, t, 'N', 'N', s.g, m, s.h, 1.0, s.r, s.ld, B, ldb, 1.0, C + s.h, ldc);
+  }
 }
 
 /* C' = B' S. The first h columns of B' and C' belong to T1, the others to T2. */
-void ng_packed_mul_left(const ng_blas *f, ng_queue *q, ng_sym S, int64_t m, const float *B,
-                        int64_t ldb, float *C, int64_t ldc) {
+void ng_packed_mul_left(const ng_blas *f, ng_queue *q, ng_sym S, int32_t half, int64_t m,
+                        const float *B, int64_t ldb, float *C, int64_t ldc) {
   const ng_dtype t = NG_F32;
   const ng_sym_blocks s = ng_sym_blocks_of(S.n, S.a, t);
-  f->symm(q, t, 'R', 'L', m, s.h, s.t1, s.ld, B, ldb, C, ldc);
-  if (s.g == 0) return;
   const float *B2 = B + s.h * ldb;
   float *C2 = C + s.h * ldc;
-  f->gemm(q, t, 'N', 'N', m, s.h, s.g, 1.0, B2, ldb, s.r, s.ld, 1.0, C, ldc);
-  f->symm(q, t, 'R', 'U', m, s.g, s.t2, s.ld, B2, ldb, C2, ldc);
-  f->gemm(q, t, 'N', 'T', m, s.g, s.h, 1.0, B, ldb, s.r, s.ld, 1.0, C2, ldc);
+  if (half == 0) {
+    f->symm(q, t, 'R', 'L', m, s.h, s.t1, s.ld, B, ldb, C, ldc);
+    if (s.g > 0) f->gemm(q, t, 'N', 'N', m, s.h, s.g, 1.0, B2, ldb, s.r, s.ld, 1.0, C, ldc);
+  } else if (s.g > 0) {
+    f->symm(q, t, 'R', 'U', m, s.g, s.t2, s.ld, B2, ldb, C2, ldc);
+    f->gemm(q, t, 'N', 'T', m, s.g, s.h, 1.0, B, ldb, s.r, s.ld, 1.0, C2, ldc);
+  }
 }
 
 /* ---- solves ----------------------------------------------------------------------------------*/

@@ -1,6 +1,6 @@
 /* small.c: the entry `solve` of `cpu`: inverses and Cholesky factors of small matrices in threads, the others by LAPACK.
  *
- * LAPACK has no threads for one small matrix, and BLAS is never called from two threads of this library. So each thread
+ * LAPACK has no threads for one small matrix, and a call for each has more overhead than work. So each thread
  * computes whole matrices by the loops below, in double. A result does not depend on the other matrices of the list. */
 #include "linalg/vector.h"
 
