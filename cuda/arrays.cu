@@ -29,14 +29,11 @@ NG_GLOBAL dv_report_token(const dv_tokens *list, int64_t n) {
   list[i].count[list[i].vocabulary] = (double)*list[i].bad;
 }
 
-NG_GLOBAL dv_accumulate(const dv_accumulation *list, const int64_t *first, int64_t n) {
-  const int64_t item = dv_find_descriptor(first, n);
-  const dv_accumulation *a = &list[item];
-  const dv_tile t = dv_tile_of(item, first, a->count);
-  if (a->x[0] != a->x[0]) return;
-  for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
-    const double fresh = i < a->n ? a->fresh * a->x[i] : a->rest;
-    dv_put(a->S, a->dtype, i * a->stride, a->old * dv_number(a->S, a->dtype, i * a->stride) + fresh);
+NG_GLOBAL dv_accumulate(NG_ARGUMENT(dv_accumulation) a) {
+  if (!a.adds_nan && a.x[0] != a.x[0]) return;
+  EACH_ELEMENT(i, a.count) {
+    const double fresh = i < a.n ? a.fresh * a.x[i] : a.rest;
+    dv_put(a.S, a.dtype, i * a.stride, a.old * dv_number(a.S, a.dtype, i * a.stride) + fresh);
   }
 }
 

@@ -29,17 +29,11 @@ void ng_device_count_tokens(ng_queue *q, const ng_tokens *t, int64_t n) {
 
 void ng_device_accumulate(ng_queue *q, const ng_accumulation *a, int64_t n) {
   ng_device *d = q->device;
-  cut c;
-  if (!ng_stage_begin(d)) return;
-  dv_accumulation *list = ng_stage_allocate(d, n, sizeof *list);
-  if (list == NULL || !cut_begin(d, n, &c)) return;
-  for (int64_t i = 0; i < n; i++, a++) {
-    list[i] = (dv_accumulation){a->x,   a->n,     a->count, a->stride, a->S, (int32_t)a->dtype,
-                                a->old, a->fresh, a->rest};
-    cut_add(&c, blocks_of(a->count, DV_TILE));
+  for (const ng_accumulation *end = a + n; a < end; a++) {
+    dv_accumulation x = {a->x,   a->n,     a->count, a->stride,  a->S, (int32_t)a->dtype,
+                         a->old, a->fresh, a->rest,  a->adds_nan};
+    LAUNCH(d, dv_accumulate, blocks_of(a->count, DV_TILE), &x);
   }
-  void *at = ng_stage_address(d, list);
-  LAUNCH(d, dv_accumulate, cut_blocks(&c), &at, &c.on_device, &n);
 }
 
 /* Copy of ng_dtype_size: a statically linked program does not export that function to natgrad_cuda. */

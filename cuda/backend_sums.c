@@ -35,21 +35,12 @@ static dv_sum sum_of(const ng_view *v, int64_t samples, const ng_conv *c) {
 void ng_device_sum_patches(ng_queue *q, const ng_box *b, int64_t n, double *unused) {
   (void)unused;
   ng_device *d = q->device;
-  cut c;
-  if (!ng_stage_begin(d)) return;
-  dv_sum *list = ng_stage_allocate(d, n, sizeof *list);
-  int32_t *bad = ng_stage_scratch(d, n, sizeof *bad);
-  if (list == NULL || bad == NULL || !cut_begin(d, n, &c)) return;
-  for (int64_t i = 0; i < n; i++, b++) {
-    list[i] = sum_of(&b->x, b->samples, &b->conv);
-    list[i].out = b->out;
-    list[i].bad = &bad[i];
-    cut_add(&c, b->conv.channels * blocks_of(list[i].taps, DV_TAPS));
+  for (const ng_box *end = b + n; b < end; b++) {
+    dv_sum s = sum_of(&b->x, b->samples, &b->conv);
+    s.out = b->out;
+    ng_stage_zero(d, b->out, sizeof *b->out);
+    LAUNCH(d, dv_box_channels, b->conv.channels * blocks_of(s.taps, DV_TAPS), &s);
   }
-  void *at = ng_stage_address(d, list);
-  ng_stage_zero(d, bad, (size_t)n * sizeof *bad);
-  LAUNCH(d, dv_box_channels, cut_blocks(&c), &at, &c.on_device, &n);
-  LAUNCH(d, dv_box_report_nonfinite, blocks_of(n, DV_THREADS), &at, &n);
 }
 
 void ng_device_sum_squares(ng_queue *q, const ng_squares *s, int64_t n) {

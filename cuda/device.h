@@ -1,7 +1,8 @@
 /* device.h: the descriptors that kernels of a device read.
  *
  * A kernel processes a list of descriptors. first[i], for i in [0, n], is the number of thread blocks of the descriptors
- * before descriptor i. All pointers are addresses that the device can read and write. */
+ * before descriptor i. Kernels of an observation have one descriptor as an argument (NG_ARGUMENT), so that nothing is copied, and a
+ * CUDA graph contains the descriptor. All pointers are addresses that the device can read and write. */
 #ifndef NG_DEVICE_H
 #define NG_DEVICE_H
 
@@ -98,7 +99,7 @@ typedef struct dv_view {
   int64_t extent[DV_AXES], stride[DV_AXES];
 } dv_view;
 
-/* ng_box and ng_squares; taps: number of kernel offsets. A thread sets *bad to 1 if an input is not finite. */
+/* ng_box and ng_squares; taps: number of kernel offsets */
 typedef struct dv_sum {
   dv_view x;
   int64_t samples, width, height, out_height, out_width;
@@ -106,7 +107,6 @@ typedef struct dv_sum {
   int64_t taps;
   int32_t reduce;
   double *out;
-  int32_t *bad;
 } dv_sum;
 
 /* ng_gram. A row has p numbers, of a position or (has_patches) a patch; `of`: the array, the geometry and `reduce`. */
@@ -153,6 +153,7 @@ typedef struct dv_accumulation {
   char *S;
   int32_t dtype;
   double old, fresh, rest;
+  bool adds_nan;
 } dv_accumulation;
 
 /* ng_copy; size: bytes of an element */
@@ -226,6 +227,7 @@ typedef struct dv_eva_group {
   double lr, dampening, mu, keep, decay, nesterov, b1, b2, n1, n2, eps;
 } dv_eva_group;
 
+enum { DV_EVA_COUNTED = 1, DV_EVA_SKIPPED, DV_EVA_REFUSED }; /* as NG_EVA_COUNTED, ... */
 /* ng_eva_numbers: the numbers of one step, in memory that host and device access */
 typedef struct dv_eva_numbers {
   double bound;

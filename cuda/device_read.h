@@ -164,6 +164,11 @@ NG_INLINE dv_tile dv_tile_of(int64_t item, const int64_t *first, int64_t element
   return (dv_tile){item, from, from + DV_TILE < elements ? from + DV_TILE : elements};
 }
 
+/* For each element i of this block's tile of n elements. */
+#define EACH_ELEMENT(i, n)                                                                         \
+  for (int64_t i = NG_BLOCK * DV_TILE + NG_THREAD, end_ = i - NG_THREAD + DV_TILE;                 \
+       i < end_ && i < (n); i += DV_THREADS)
+
 /* Return the sum of x over the lanes of a warp, in lane 0. */
 NG_INLINE double dv_warp_sum(double x) {
   for (int32_t half = 16; half > 0; half /= 2) {

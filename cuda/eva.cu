@@ -100,20 +100,21 @@ NG_GLOBAL dv_eva_clip_and_scale(const dv_eva *e, dv_eva_numbers *now) {
   NG_BARRIER();
   if (NG_THREAD == 0) {
     double sum = 0.0;
-    int32_t refused = 0;
+    int64_t report = DV_EVA_COUNTED;
     for (int64_t i = 0; i < e->layers; i++) {
       sum += now->weight[i] * e->inner[i];
     }
+    if (sum - sum != 0.0) report = DV_EVA_SKIPPED;
     for (int64_t i = 0; i < e->means; i++) {
-      refused += e->is_refused[i];
+      if (e->is_refused[i] != 0) report = DV_EVA_REFUSED + i;
     }
-    const bool counts = sum - sum == 0.0 && refused == 0;
+    const bool counts = report == DV_EVA_COUNTED;
     factor = !counts ? 0.0 : fabs(sum) > now->bound ? sqrt(now->bound / fabs(sum)) : 1.0;
     updates = *e->updates;
     *e->skipped = counts ? 0 : 1;
     *e->updates = updates + (counts ? 1 : 0);
     now->factor = factor;
-    now->report = counts ? 1 : 2;
+    now->report = report;
   }
   NG_BARRIER();
   for (int64_t i = NG_THREAD; i < e->parameters; i += NG_THREADS) {

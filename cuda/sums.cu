@@ -11,34 +11,29 @@ NG_INLINE bool is_under(const dv_sum *b, int64_t y, int64_t x, int64_t k) {
          u / b->stride[0] < b->out_height && v / b->stride[1] < b->out_width;
 }
 
-/* One block for each channel and each DV_TAPS kernel offsets. */
-NG_GLOBAL dv_box_channels(const dv_sum *list, const int64_t *first, int64_t n) {
+/* One block for each channel and each DV_TAPS kernel offsets. out[0] is 0 before, and becomes NaN if an input is not finite. */
+NG_GLOBAL dv_box_channels(NG_ARGUMENT(dv_sum) b) {
   NG_SHARED double warps[32];
-  const int64_t item = dv_find_descriptor(first, n), block = NG_BLOCK - first[item];
-  const dv_sum *b = &list[item];
-  const int64_t groups = (b->taps + DV_TAPS - 1) / DV_TAPS, c = block / groups,
-                offset = block % groups * DV_TAPS, positions = b->x.positions;
+  const int64_t groups = (b.taps + DV_TAPS - 1) / DV_TAPS, c = NG_BLOCK / groups,
+                offset = NG_BLOCK % groups * DV_TAPS, positions = b.x.positions;
   double sum[DV_TAPS] = {0.0};
-  for (int64_t i = NG_THREAD; i < b->samples * positions; i += DV_THREADS) {
+  for (int64_t i = NG_THREAD; i < b.samples * positions; i += DV_THREADS) {
     const int64_t s = i % positions;
-    const double x = dv_element(&b->x, i / positions, s, c);
-    if (x - x != 0.0) *b->bad = 1;
+    const double x = dv_element(&b.x, i / positions, s, c);
+    if (x - x != 0.0) NG_ADD_DOUBLE(b.out, DV_NAN);
     NG_UNROLL
     for (int32_t t = 0; t < DV_TAPS; t++) {
-      if (offset + t < b->taps && is_under(b, s / b->width, s % b->width, offset + t)) sum[t] += x;
+      if (offset + t < b.taps && is_under(&b, s / b.width, s % b.width, offset + t)) sum[t] += x;
     }
   }
   NG_UNROLL
   for (int32_t t = 0; t < DV_TAPS; t++) {
     const double all = dv_block_sum(sum[t], warps);
-    if (NG_THREAD == 0 && offset + t < b->taps) b->out[c * b->taps + offset + t] = all;
+    const int64_t at = c * b.taps + offset + t;
+    if (NG_THREAD != 0 || offset + t >= b.taps) continue;
+    if (at == 0) NG_ADD_DOUBLE(b.out, all);
+    if (at > 0) b.out[at] = all;
   }
-}
-
-/* One thread for each descriptor: out[0] <- NaN if an input is not finite. */
-NG_GLOBAL dv_box_report_nonfinite(const dv_sum *list, int64_t n) {
-  const int64_t i = NG_BLOCK * DV_THREADS + NG_THREAD;
-  if (i < n && *list[i].bad != 0) list[i].out[0] = DV_NAN;
 }
 
 /* ---- squares ---------------------------------------------------------------------------------*/

@@ -2,11 +2,6 @@
  * src/linalg/vector.c. A block of an element-wise kernel has DV_TILE elements. */
 #include "device_read.h"
 
-/* For each element i of this block's tile of n elements. */
-#define EACH_ELEMENT(i, n)                                                                         \
-  for (int64_t i = NG_BLOCK * DV_TILE + NG_THREAD, end_ = i - NG_THREAD + DV_TILE;                 \
-       i < end_ && i < (n); i += DV_THREADS)
-
 /* ---- element by element ----------------------------------------------------------------------*/
 
 NG_GLOBAL dv_convert(int64_t n, const char *from, int32_t t, char *to, int32_t to_t) {

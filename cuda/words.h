@@ -9,6 +9,8 @@
 #define NG_GLOBAL extern "C" __global__ void
 #define NG_INLINE static __device__ __forceinline__
 #define NG_SHARED __shared__
+/* An argument that is a struct; __grid_constant__: threads read the argument without a copy. */
+#define NG_ARGUMENT(T) const __grid_constant__ T
 #define NG_BARRIER() __syncthreads()
 #define NG_BLOCK ((int64_t)blockIdx.x)
 #define NG_THREAD ((int32_t)threadIdx.x)

@@ -586,10 +586,14 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          needs NG_BORROW, and must not change until the output gradient is observed.  If such a
  *          layer is called several times, observe its output gradients in reverse order; at most
  *          8 inputs may wait for their output gradient.
+ *          NG_DEVICE: the call does not wait.  Work that follows on ng_context_config.queue may
+ *          change or free the array.  (Token numbers and sharded layers: the call waits.)
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
  *          in the same order; one rank adds the gathered array; all get the same status.
  * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients
  *          and weights unchanged.  (Rank-one methods test only values that they use.)
+ *          NG_DEVICE: NG_OK; the step, or ng_sync, returns NG_SKIPPED and names the layer, if a
+ *          value of a sum is not finite.
  *          NG_ERR_SHAPE; NG_ERR_ARG (token out of range, ...); NG_ERR_STATE (no ng_begin; second
  *          observation with `last`); NG_ERR_COMM. */
 NG_API NG_CHECKED ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a,

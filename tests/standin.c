@@ -232,8 +232,7 @@ CALL8(dv_ratio_tiles, const dv_direction *, const dv_update *, starts, i64, cons
       double *, int32_t, int32_t)
 CALL2(dv_eva_fold, const dv_mean *, const dv_eva_numbers *)
 CALL2(dv_eva_clip_and_scale, const dv_eva *, dv_eva_numbers *)
-CALL3(dv_box_channels, const dv_sum *, starts, i64)
-CALL2(dv_box_report_nonfinite, const dv_sum *, i64)
+CALL1(dv_box_channels, dv_sum)
 CALL3(dv_square_columns, const dv_sum *, starts, i64)
 CALL3(dv_gram_squares, const dv_gram *, starts, i64)
 CALL4(dv_gram_pack, const dv_gram *, i64, i64, float *)
@@ -265,7 +264,7 @@ CALL3(dv_add_parts, i64, const double *, double *)
 CALL7(dv_multiply_sym64, i64, const double *, i64, i64, i64, const float *, float *)
 CALL3(dv_count_tokens, const dv_tokens *, starts, i64)
 CALL2(dv_report_token, const dv_tokens *, i64)
-CALL3(dv_accumulate, const dv_accumulation *, starts, i64)
+CALL1(dv_accumulate, dv_accumulation)
 CALL3(dv_copy_elements, const dv_copy_of *, starts, i64)
 CALL4(dv_change_tiles, const dv_change *, starts, i64, double *)
 CALL4(dv_add_changes, const dv_change *, starts, i64, const double *)
@@ -307,7 +306,6 @@ static const struct {
                KERNEL(dv_eva_fold),
                KERNEL(dv_eva_clip_and_scale),
                KERNEL(dv_box_channels),
-               KERNEL(dv_box_report_nonfinite),
                KERNEL(dv_square_columns),
                KERNEL(dv_gram_squares),
                KERNEL(dv_gram_pack),
@@ -364,9 +362,17 @@ int32_t standin_find_kernel(const char *name) {
   return -1;
 }
 const char *standin_kernel_name(int32_t kernel) { return kernels[kernel].name; }
-void standin_copy_args(int32_t kernel, void **args, char *to, size_t place) {
+void standin_copy_args(int32_t kernel, void **args, char *to) {
+  void *place[STANDIN_MOST_ARGS];
+  standin_place_args(kernel, to, place);
   for (size_t i = 0; i < kernels[kernel].args; i++) {
-    memcpy(to + i * place, args[i], kernels[kernel].size[i]);
+    memcpy(place[i], args[i], kernels[kernel].size[i]);
+  }
+}
+void standin_place_args(int32_t kernel, char *at, void **place) {
+  for (size_t i = 0; i < kernels[kernel].args; i++) {
+    place[i] = at;
+    at += (kernels[kernel].size[i] + 7) / 8 * 8;
   }
 }
 const char *standin_run_kernel(int32_t kernel, standin_order order, int64_t blocks, int32_t threads,

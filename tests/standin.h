@@ -8,6 +8,7 @@
 
 #define NG_GLOBAL void
 #define NG_INLINE static inline
+#define NG_ARGUMENT(T) const T
 #define NG_SHARED static __attribute__((section("standin_shared")))
 #define NG_UNROLL
 #define NG_BARRIER() standin_barrier()
@@ -78,7 +79,10 @@ void standin_forget_fibers(void);
 /* The kernels of cuda/kernels.cu by index; standin_find_kernel returns -1 for an unknown name. */
 int32_t standin_find_kernel(const char *name);
 const char *standin_kernel_name(int32_t kernel);
-void standin_copy_args(int32_t kernel, void **args, char *to, size_t place);
+enum { STANDIN_MOST_ARGS = 9, STANDIN_ARG_BYTES = 512 };
+/* standin_copy_args: copy arguments to `to`. standin_place_args: place[i] <- the address of argument i. */
+void standin_copy_args(int32_t kernel, void **args, char *to);
+void standin_place_args(int32_t kernel, char *at, void **place);
 const char *standin_run_kernel(int32_t kernel, standin_order order, int64_t blocks, int32_t threads,
                                void **args);
 

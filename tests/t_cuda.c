@@ -29,6 +29,7 @@ typedef struct model {
   void *array[6 * LAYERS * STEPS];
   int arrays;
   float *weight[LAYERS][2], *gradient[LAYERS][2];
+  float *observed[LAYERS][2]; /* the next input, output gradient */
 } model;
 
 static int64_t columns(int i) {
@@ -103,21 +104,33 @@ static void open_model(model *m, bool device, const char *options, rng *r) {
   fixture_ok(&m->f, ng_ready(m->f.p));
 }
 
-static void observe(model *m, rng *r) {
-  fixture_ok(&m->f, fixture_begin(&m->f, SAMPLES));
-  for (int i = 0; i < LAYERS; i++) {
-    const bool conv = shape[i].kernel > 0;
-    const int64_t side = conv ? SIDE : 1, positions = side * side;
-    float *x = random_array(m, r, SAMPLES * positions * shape[i].in);
-    float *y = random_array(m, r, SAMPLES * positions * shape[i].out);
-    ng_array a = conv ? ng_array_nchw(x, SAMPLES, shape[i].in, side, side, NG_F32)
-                      : ng_array_matrix(x, SAMPLES, shape[i].in, NG_F32);
-    ng_array g = conv ? ng_array_nchw(y, SAMPLES, shape[i].out, side, side, NG_F32)
-                      : ng_array_matrix(y, SAMPLES, shape[i].out, NG_F32);
-    a.mem = g.mem = m->desk == NULL ? NG_HOST : NG_DEVICE;
-    fixture_ok(&m->f, ng_observe_input(m->f.p, i, &a, NG_COPY));
-    fixture_ok(&m->f, ng_observe_output_grad(m->f.p, i, &g, NG_COPY));
+static int64_t positions_of(int i) { return shape[i].kernel > 0 ? SIDE * SIDE : 1; }
+static int64_t observed_count(int i, int k) {
+  return SAMPLES * positions_of(i) * (k == 0 ? shape[i].in : shape[i].out);
+}
+
+static void draw_observed(model *m, rng *r) {
+  for (int i = 0; i < 2 * LAYERS; i++) {
+    m->observed[i / 2][i % 2] = random_array(m, r, observed_count(i / 2, i % 2));
   }
+}
+
+static void observe_drawn(model *m) {
+  fixture_ok(&m->f, fixture_begin(&m->f, SAMPLES));
+  for (int i = 0; i < 2 * LAYERS; i++) {
+    const int64_t side = shape[i / 2].kernel > 0 ? SIDE : 1;
+    const int64_t width = i % 2 == 0 ? shape[i / 2].in : shape[i / 2].out;
+    float *x = m->observed[i / 2][i % 2];
+    ng_array a = side > 1 ? ng_array_nchw(x, SAMPLES, width, side, side, NG_F32)
+                          : ng_array_matrix(x, SAMPLES, width, NG_F32);
+    a.mem = m->desk == NULL ? NG_HOST : NG_DEVICE;
+    fixture_ok(&m->f, i % 2 == 0 ? ng_observe_input(m->f.p, i / 2, &a, NG_COPY)
+                                 : ng_observe_output_grad(m->f.p, i / 2, &a, NG_COPY));
+  }
+}
+static void observe(model *m, rng *r) {
+  draw_observed(m, r);
+  observe_drawn(m);
 }
 
 static ng_status step(model *m, const char *update) {
@@ -198,7 +211,10 @@ static void steps_equal_ref(void **state) {
       rng r = {7};
       open_model(&on[k], k == 0, options, &r);
       for (int t = 0; t < STEPS; t++) {
-        observe(&on[k], &r);
+        draw_observed(&on[k], &r);
+        const int64_t waits = k == 0 ? standin_count(on[0].desk).waits : 0;
+        observe_drawn(&on[k]);
+        if (k == 0) assert_int_equal(standin_count(on[0].desk).waits, waits);
         fixture_ok(&on[k].f, step(&on[k], runs[i].update));
       }
     }
@@ -220,40 +236,35 @@ static void steps_equal_ref(void **state) {
 static int64_t staged(int64_t n, size_t size) { return (n * (int64_t)size + 255) / 256 * 256; }
 static int64_t cut_of(int64_t n) { return staged(n + 1, sizeof(int64_t)); }
 
-/* A step of Eva with SGD, from shapes. A layer has 2 observations (sum_patches with 2 launches, accumulate), 2 statistics (check_finite
- * with 2 launches, find_largest, fold) and 2 mean vectors (sum_row_products), one more with a bias. The step has one list of
- * gradients (measure_gradients with 2 launches) and one list of updates. The host waits before it reads the sums of the
- * observations, after the folds, before it reads the sums of the gradients, and before it reads the number of overflows. */
+/* Observations and a step of Eva with SGD, from shapes. A layer has 2 observations (sum_patches, which sets one double to 0,
+ * accumulate), 2 statistics (check_finite with 2 launches, find_largest, fold) and 2 mean vectors (sum_row_products), one more
+ * with a bias. The step has one list of gradients (measure_gradients with 2 launches) and one list of updates. The host waits
+ * before it reads the checks of the sums, after the folds, before it reads the sums of the gradients, and before it reads the
+ * number of overflows. */
 static standin_counts plan_eva_step(void) {
-  standin_counts c = {.launches = 2 + 1, .waits = 4};
+  standin_counts c = {.launches = 2 + 1, .copies = 2, .waits = 4};
   int64_t parameters = 0;
   for (int i = 0; i < LAYERS; i++) {
-    c.launches += 2 * 3 + 2 * 4 + 2 + shape[i].bias;
-    c.zeros += 2 * 1 + 2 * 1; /* sum_patches: the flags; find_largest: the result */
-    c.bytes += 2 * (staged(1, sizeof(dv_sum)) + cut_of(1));
-    c.bytes += 2 * (staged(1, sizeof(dv_accumulation)) + cut_of(1));
+    c.launches += 2 * 2 + 2 * 4 + 2 + shape[i].bias;
+    c.zeros += 2 * 1 + 2 * 1; /* sum_patches; find_largest: the result */
     parameters += 1 + shape[i].bias;
   }
   c.bytes += staged(parameters, sizeof(dv_measure)) + 2 * cut_of(parameters);
   c.bytes += staged(parameters, sizeof(dv_direction)) + staged(parameters, sizeof(dv_update)) +
              cut_of(parameters);
-  c.copies = 4 * LAYERS + 2;
   return c;
 }
 
-/* The same step in four launches without a wait. Observations are as above. The first step uploads the lists. */
+/* The same with the step in four launches without a wait. The first step waits and uploads the lists. */
 static standin_counts plan_fused_step(int t) {
-  standin_counts c = {.launches = 4, .copies = 4 * LAYERS};
+  standin_counts c = {.launches = 4 + 2 * 2 * LAYERS, .zeros = 2 * LAYERS};
   int64_t parameters = 0;
   for (int i = 0; i < LAYERS; i++) {
-    c.launches += 2 * 3;
-    c.zeros += 2 * 1;
-    c.bytes += 2 * (staged(1, sizeof(dv_sum)) + cut_of(1));
-    c.bytes += 2 * (staged(1, sizeof(dv_accumulation)) + cut_of(1));
     parameters += 1 + shape[i].bias;
   }
   if (t > 0) return c;
-  c.copies++;
+  c.waits = 1;
+  c.copies = 1;
   c.bytes += staged(1, sizeof(dv_eva)) + staged(2 * LAYERS, sizeof(dv_mean)) +
              staged(LAYERS, sizeof(dv_layer)) + staged(parameters, sizeof(dv_measure)) +
              staged(parameters, sizeof(dv_direction)) + staged(parameters, sizeof(dv_update)) +
@@ -269,28 +280,19 @@ static void check_work(bool fused) {
              &r);
   for (int t = 0; t < STEPS; t++) {
     const standin_counts plan = fused ? plan_fused_step(t) : plan_eva_step();
-    const standin_counts start = standin_count(m.desk);
-    observe(&m, &r);
-    assert_true(dv_wait(m.desk) == NULL);
-    standin_counts is = standin_count(m.desk);
-    /* without the copies that the test itself makes */
-    const int64_t arrays = is.copies - start.copies - 4 * LAYERS;
-    assert_int_equal(arrays, 2 * LAYERS);
-    int64_t test_bytes = 0;
-    for (int i = 0; i < LAYERS; i++) {
-      const int64_t positions = shape[i].kernel > 0 ? SIDE * SIDE : 1;
-      test_bytes += 4 * SAMPLES * positions * (shape[i].in + shape[i].out);
-    }
-    const int64_t waits = is.waits;
-    fixture_ok(&m.f, step(&m, "sgd"));
-    const int64_t step_waits = standin_count(m.desk).waits - waits;
+    draw_observed(&m, &r);
     assert_null(dv_wait(m.desk));
-    is = standin_count(m.desk);
+    const standin_counts start = standin_count(m.desk);
+    observe_drawn(&m);
+    fixture_ok(&m.f, step(&m, "sgd"));
+    const int64_t waits = standin_count(m.desk).waits - start.waits;
+    assert_null(dv_wait(m.desk));
+    const standin_counts is = standin_count(m.desk);
     assert_int_equal(is.launches - start.launches, plan.launches);
     assert_int_equal(is.zeros - start.zeros, plan.zeros);
-    assert_int_equal(is.copies - start.copies - arrays, plan.copies);
-    assert_int_equal(is.bytes - start.bytes - test_bytes, plan.bytes);
-    assert_int_equal(step_waits, plan.waits);
+    assert_int_equal(is.copies - start.copies, plan.copies);
+    assert_int_equal(is.bytes - start.bytes, plan.bytes);
+    assert_int_equal(waits, plan.waits);
     assert_int_equal(is.migrations, start.migrations);
   }
   close_model(&m);
@@ -329,8 +331,61 @@ static void a_skipped_step_is_reported_later(void **state) {
   }
 }
 
+/* Step 1 observes a NaN or Inf: the step or ng_sync names the layer. The weights and the average stay. */
+static void a_refused_observation_names_its_layer(void **state) {
+  static const struct {
+    const char *method, *update;
+    int layer, kind; /* kind 0: the input, 1: the output gradient */
+    float value;
+    const char *text;
+  } refused[] = {{"method=eva", "sgd", 0, 0, NAN, "layer 'a': its inputs"},
+                 {"method=eva", "adamw", 1, 1, INFINITY, "layer 'b': its output gradients"},
+                 {"method=eva; clip=norm; clip_bound=1", "sgd", 1, 0, INFINITY, "'b'"},
+                 {"method=eva", "gradient", 2, 1, NAN, "'c'"},
+                 {"method=natgrad", "sgd", 0, 1, NAN, "layer 'a': its output gradients"},
+                 {"method=natgrad", "sgd", 2, 0, INFINITY, "layer 'c': its inputs"},
+                 {"method=natgrad; output_factor=diagonal", "sgd", 1, 1, NAN, "'b'"},
+                 {"method=natgrad; spatial=full", "sgd", 1, 0, NAN, "'b'"},
+                 {"method=kaisa; solve_period=1", "gradient", 1, 0, -INFINITY, "'b'"}};
+  for (size_t n = 0; n < sizeof refused / sizeof refused[0]; n++) {
+    const int at = refused[n].layer, kind = refused[n].kind;
+    char options[100];
+    (void)snprintf(options, sizeof options, "%s; update=%s", refused[n].method, refused[n].update);
+    model m;
+    rng r = {29};
+    float was[LAYERS][MOST], is[MOST], average[2];
+    open_model(&m, true, options, &r);
+    observe(&m, &r);
+    fixture_ok(&m.f, step(&m, refused[n].update));
+    fixture_ok(&m.f, ng_sync(m.f.p));
+    const ng_stat_part *part = m.f.p->block[at]->stat[kind].part;
+    for (int i = 0; i < LAYERS; i++) {
+      read_array(&m, m.weight[i][0], count(i, 0), was[i]);
+    }
+    read_array(&m, part->average, 1, &average[0]);
+    draw_observed(&m, &r);
+    float *last = m.observed[at][kind] + observed_count(at, kind) - 1;
+    assert_null(dv_copy(m.desk, last, &refused[n].value, sizeof *last));
+    observe_drawn(&m);
+    ng_status st = step(&m, refused[n].update);
+    if (st == NG_OK) st = ng_sync(m.f.p);
+    fixture_fails(&m.f, st, NG_SKIPPED, refused[n].text);
+    for (int i = 0; i < LAYERS; i++) {
+      read_array(&m, m.weight[i][0], count(i, 0), is);
+      assert_memory_equal(was[i], is, (size_t)count(i, 0) * sizeof *is);
+    }
+    read_array(&m, part->average, 1, &average[1]);
+    assert_true(average[0] == average[1]);
+    assert_int_equal(m.f.p->skipped, 1);
+    observe(&m, &r);
+    fixture_ok(&m.f, step(&m, refused[n].update));
+    fixture_ok(&m.f, ng_sync(m.f.p));
+    close_model(&m);
+  }
+}
+
 /* In a capture of a CUDA graph the stand-in refuses allocations, waits and copies to the host. */
-static void a_fused_step_can_be_captured(void **state) {
+static void observations_and_a_fused_step_can_be_captured(void **state) {
   static const char *const options[2] = {"method=eva; update=sgd",
                                          "method=eva; update=sgd; clip=norm; clip_bound=1"};
   for (int i = 0; i < 2; i++) {
@@ -339,9 +394,10 @@ static void a_fused_step_can_be_captured(void **state) {
     open_model(&m, true, options[i], &r);
     observe(&m, &r);
     fixture_ok(&m.f, step(&m, "sgd"));
-    observe(&m, &r);
+    draw_observed(&m, &r);
     assert_null(dv_wait(m.desk));
     assert_null(dv_graph_begin(m.desk));
+    observe_drawn(&m);
     const ng_status st = step(&m, "sgd");
     assert_null(dv_graph_end(m.desk));
     if (i == 0) fixture_ok(&m.f, st);
@@ -382,7 +438,7 @@ static void failures_of_the_device_change_no_weight(void **state) {
   const char *options = "method=eva; update=sgd; clip=norm; clip_bound=1";
   const char *fused = "method=eva; update=sgd";
   const standin_counts plan = plan_eva_step();
-  const int64_t launches = plan.launches - 6 * LAYERS; /* without the observations */
+  const int64_t launches = plan.launches - 4 * LAYERS; /* without the observations */
   const int64_t at[] = {0, 1, launches / 2, launches - 1, launches};
   for (int i = 0; i < 5; i++) {
     fail_in_second_step(options, STANDIN_LAUNCH, "a launch fails on demand", at[i],
@@ -423,7 +479,8 @@ int main(void) {
       cmocka_unit_test(a_step_does_the_planned_work),
       cmocka_unit_test(a_fused_step_does_the_planned_work),
       cmocka_unit_test(a_skipped_step_is_reported_later),
-      cmocka_unit_test(a_fused_step_can_be_captured),
+      cmocka_unit_test(observations_and_a_fused_step_can_be_captured),
+      cmocka_unit_test(a_refused_observation_names_its_layer),
       cmocka_unit_test(failures_of_the_device_change_no_weight),
       cmocka_unit_test(failed_allocations_are_reported),
   };

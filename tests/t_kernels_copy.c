@@ -196,7 +196,7 @@ static void test_accumulate(void **state) {
   for (int round = 0; round < test_repetitions(ROUNDS); round++) {
     float narrow[STRIDE * (N + MORE)], was[STRIDE * (N + MORE)];
     double wide[STRIDE * (N + MORE)], x[N];
-    const bool is_bad = round % 4 == 3, is_wide = round % 2 == 0;
+    const bool is_bad = round % 4 == 3, is_wide = round % 2 == 0, adds_nan = round % 8 == 7;
     for (int i = 0; i < N; i++)
       x[i] = rng_value(&r);
     if (is_bad) x[0] = (double)NAN;
@@ -211,13 +211,15 @@ static void test_accumulate(void **state) {
                                is_wide ? NG_F64 : NG_F32,
                                0.3,
                                1.7,
-                               0.9};
+                               0.9,
+                               adds_nan};
     EACH_QUEUE_AND_DEVICE(q) {
       for (int i = 0; i < STRIDE * (N + MORE); i++)
         wide[i] = (double)(narrow[i] = was[i]);
       ng_kernels(&q)->accumulate(&q, &a, 1);
       ng_queue_wait(&q);
-      for (int i = 0; i < STRIDE * (N + MORE); i++) {
+      if (adds_nan) assert_true(is_wide ? isnan(wide[0]) : isnan(narrow[0]));
+      for (int i = 0; i < STRIDE * (N + MORE) && !adds_nan; i++) {
         const bool hit = !is_bad && i % stride == 0 && i / stride < N + MORE;
         const double fresh = i / stride < N ? 1.7 * x[i / stride < N ? i / stride : 0] : 0.9;
         const double want = hit ? 0.3 * (double)was[i] + fresh : (double)was[i];

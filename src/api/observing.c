@@ -106,21 +106,22 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_array *v, 
   ng_strided s;
   if (!p->step->has_begun) st = ng_fail(p->ctx, NG_ERR_STATE, "%s: call ng_begin first", call);
   if (st == NG_OK && p->step->batch.samples == 0) {
-    return ng_step_observe(p, layer, NULL, grad, NG_OK); /* a rank without samples has no array */
+    return ng_step_observe(p, layer, NULL, grad, false,
+                           NG_OK); /* a rank without samples has no array */
   }
   if (st == NG_OK) st = check_array(p, d, v, loan, grad, call);
   const char *wrong = st == NG_OK ? ng_array_read(v, &s) : NULL;
   if (wrong != NULL) {
     st = ng_fail(p->ctx, NG_ERR_SHAPE, "%s: layer '%s': %s", call, d->name, wrong);
   }
-  if (st != NG_OK) return ng_step_observe(p, layer, NULL, grad, st);
+  if (st != NG_OK) return ng_step_observe(p, layer, NULL, grad, false, st);
   if (!grad && loan != NG_BORROW && reads_input_again(p->entry[layer])) {
     return ng_fail(p->ctx, NG_ERR_ARG,
                    "%s: layer '%s': the input of %s is read again with its output gradient; "
                    "expected NG_BORROW",
                    call, d->name, d->kind == NG_NORM ? "a norm layer" : "an EKFAC layer");
   }
-  return ng_step_observe(p, layer, &s, grad, NG_OK);
+  return ng_step_observe(p, layer, &s, grad, v->mem == NG_DEVICE, NG_OK);
 }
 
 ng_status ng_observe_input(ng_precond *p, int32_t layer, const ng_array *a, ng_loan loan) {

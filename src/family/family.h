@@ -38,6 +38,9 @@ typedef struct ng_obs {
       out_size[2];      /* conv2d: [height, width] of the observed array, and of the output */
   int64_t batch;        /* number of the micro-batch */
   bool follows_refusal; /* an earlier array of the layer was refused in this micro-batch */
+  /* The array was not scanned, and its statistics are late (ng_stat.is_late). Otherwise the engine waits after `observe`,
+   * because the caller may change the array. */
+  bool is_late;
   double loss_scale;
   double lr; /* NG_OBSERVED_FLATGRAD: learning rate of the step */
   ng_reduction reduction;

@@ -151,7 +151,6 @@ static void add_squares(ng_block *b, const ng_obs *input, const ng_obs *o) {
     }
   }
   if (n > 0) ng_kernels(q)->add_sample_squares(q, list, n, ng_scratch(b));
-  ng_queue_wait(q); /* wait, because the caller may change the arrays after this call */
 }
 
 static ng_status observe(ng_block *b, const ng_obs *o) {

@@ -26,6 +26,7 @@ struct ng_kron_rows {
   int64_t count[2], step[2];
   bool failed;                  /* PD was last computed from D although rows were stored */
   float *a, *g;                 /* [capacity, p], [capacity, q] */
+  ng_place place;               /* of the last observed array; queued work may read it */
   float *v;                     /* [VECTORS, p] random numbers in [-1, 1) */
   double *sums;                 /* [2, 3] the inner product and the squared norms of two vectors */
   ng_matrix G, identity;        /* G: the matrix of side G, which here multiplies columns */
@@ -120,24 +121,23 @@ void ng_kron_rows_store(ng_block *b, const ng_obs *o, const ng_stat *s) {
   const bool is_first = *step != b->p->steps || (s->is_due && s->w == 0.0);
   const int64_t width = is_input ? k->p : k->q, from = is_first ? 0 : *count;
   const int64_t rows = v->samples * v->positions;
-  ng_place place = {.data = (void *)(uintptr_t)v->data,
-                    .dtype = v->dtype,
-                    .has_dense_rows = v->column_stride == 1,
-                    .axes = 1,
-                    .extent = {v->columns},
-                    .stride = {v->column_stride}};
+  r->place = (ng_place){.data = (void *)(uintptr_t)v->data,
+                        .dtype = v->dtype,
+                        .has_dense_rows = v->column_stride == 1,
+                        .axes = 1,
+                        .extent = {v->columns},
+                        .stride = {v->column_stride}};
   *step = b->p->steps;
   *count = r->capacity + 1;
-  if (r->a == NULL || rows > r->capacity - from || !find_row_stride(v, &place.row_stride)) return;
+  if (r->a == NULL || rows > r->capacity - from || !find_row_stride(v, &r->place.row_stride))
+    return;
   *count = from + rows;
-  int32_t finite = 1; /* not read: the array is finite */
-  const ng_read read = {.D = {&place, 0, rows, 0, v->columns},
+  const ng_read read = {.D = {&r->place, 0, rows, 0, v->columns},
                         .to = (is_input ? r->a : r->g) + from * width,
                         .to_row = width,
                         .to_col = 1,
-                        .finite = &finite};
+                        .finite = &k->sums->finite}; /* not read */
   ng_kernels(b->ctx->queue)->read_gradients(b->ctx->queue, &read, 1);
-  ng_queue_wait(b->ctx->queue); /* the caller may change the array */
 }
 
 /* ---- apply -----------------------------------------------------------------------------------*/

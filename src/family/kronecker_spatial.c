@@ -218,7 +218,6 @@ void ng_spatial_observe(ng_block *b, const ng_obs *o, double alpha) {
     ng_linalg(q)->shift_diagonal(q, 1, part->sum, s->sum_dtype, false,
                                  alpha * s->mix.fresh * patches * (double)s->samples);
   }
-  ng_queue_wait(q); /* wait, because the caller may change the array after this call */
 }
 
 /* ---- solve -----------------------------------------------------------------------------------*/

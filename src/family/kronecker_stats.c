@@ -84,7 +84,6 @@ static void add_grams(ng_block *b, const ng_obs *o, const ng_side *side, call_sc
       ng_kernels(q)->add_row_grams(q, list, n, ng_scratch(b));
     }
   }
-  ng_queue_wait(q); /* wait, because the caller may change the array after this call */
 }
 
 /* Return whether o is an output gradient and every part of G has order 1, as with output_factor = diagonal. */
@@ -111,7 +110,6 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
                                .fresh = t == NG_F64 ? alpha : (double)(float)alpha};
   ng_kernels(q)->sum_squares(q, &squares, 1);
   ng_kernels(q)->accumulate(q, &add, 1);
-  ng_queue_wait(q); /* wait, because the caller may change the array after this call */
 }
 
 /* Add to A of an embedding. */

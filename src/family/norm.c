@@ -181,7 +181,6 @@ static void add_full(ng_block *b, ng_norm_sum *k, void *scratch) {
   k->dtype = b->stat->sum_dtype;
   ng_stat_scale_old(q, b->stat);
   ng_kernels(q)->add_norm_grams(q, k, 1, scratch);
-  ng_queue_wait(q); /* wait, because the caller may change its arrays after this call */
 }
 
 static ng_status observe(ng_block *b, const ng_obs *o) {

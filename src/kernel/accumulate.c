@@ -25,7 +25,7 @@ void ng_shared_count_tokens(ng_queue *q, const ng_tokens *t, int64_t n) {
 void ng_shared_accumulate(ng_queue *q, const ng_accumulation *a, int64_t n) {
   (void)q;
   for (const ng_accumulation *end = a + n; a < end; a++) {
-    for (int64_t i = 0; i < a->count && !isnan(a->x[0]); i++) {
+    for (int64_t i = 0; i < a->count && (a->adds_nan || !isnan(a->x[0])); i++) {
       const double fresh = i < a->n ? a->fresh * a->x[i] : a->rest;
       const int64_t at = i * a->stride;
       ng_set_number(a->S, a->dtype, at, a->old * ng_number_at(a->S, a->dtype, at) + fresh);

@@ -174,14 +174,16 @@ typedef struct ng_eva_group {
   double lr, dampening, mu, keep, decay, nesterov, b1, b2, n1, n2, eps;
 } ng_eva_group;
 
+enum { NG_EVA_COUNTED = 1, NG_EVA_SKIPPED, NG_EVA_REFUSED };
 /* The numbers of one step. The device reads them when the step runs, then writes `factor` and `report`. */
 typedef struct ng_eva_numbers {
   double bound;             /* clip factor = sqrt(bound / sum of weight <D, PD>), at most 1 */
   double *damping, *weight; /* [layers] */
   double *fold; /* [means][2] weights of the old average and of the sum; {1, 0}: no fold */
   ng_eva_group *group;
-  double factor;  /* the clip factor */
-  int64_t report; /* 0: not done yet; 1: the step counts; 2: the step is skipped */
+  double factor; /* the clip factor */
+  int64_t
+      report; /* 0: not done yet; NG_EVA_ value; NG_EVA_REFUSED + i: skipped, the sum of mean i is not finite */
 } ng_eva_numbers;
 
 /* The lists of all steps. Each of the first `curved` layers has the mean vectors 2 i and 2 i + 1, a and g. The other layers are

@@ -144,13 +144,14 @@ static inline int64_t ng_token_at(const ng_view *v, int64_t i) {
 }
 
 /* accumulate.c: S[i stride] <- old S[i stride] + fresh x[i] for i < n, + rest for n <= i < count; in double, then rounded
- * to the dtype. If x[0] is NaN, S does not change. */
+ * to the dtype. If x[0] is NaN, S does not change; with adds_nan, S[0] becomes NaN and the rest of S is undefined. */
 typedef struct ng_accumulation {
   const double *x;
   int64_t n, count, stride;
   void *S;
   ng_dtype dtype; /* f32 or f64 */
   double old, fresh, rest;
+  bool adds_nan;
 } ng_accumulation;
 
 /* ---- norm layers: norm_sums.c, norm_products.c -----------------------------------------------*/

@@ -88,9 +88,11 @@ void ng_stat_scale_old(ng_queue *q, const ng_stat *s) { scale_sums(q, s, s->mix.
 ng_status ng_stat_add(ng_queue *q, const ng_stat *s, const double *x, int64_t n, double c,
                       double rest) {
   const int64_t count = ng_stat_part_count(s, s->part);
-  ng_kernels(q)->accumulate(
-      q, &(ng_accumulation){x, n, count, 1, s->part->sum, s->sum_dtype, s->mix.old, c, rest}, 1);
-  ng_queue_wait(q); /* wait, because the caller may change the observed array after this call */
+  const ng_accumulation add = {x,          n, count, 1,         s->part->sum, s->sum_dtype,
+                               s->mix.old, c, rest,  s->is_late};
+  ng_kernels(q)->accumulate(q, &add, 1);
+  if (s->is_late) return NG_OK;
+  ng_queue_wait(q);
   return isnan(*ng_read_numbers(q, x)) ? NG_SKIPPED : NG_OK;
 }
 

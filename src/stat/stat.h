@@ -112,8 +112,9 @@ typedef struct ng_stat {
   bool is_new;  /* the average changed in this step */
   ng_stale stale;
   /* Of the current observation: */
-  bool is_due;         /* observations of this step are added to this statistic */
-  int64_t samples;     /* number of samples that this rank uses */
+  bool is_due;     /* observations of this step are added to this statistic */
+  bool is_late;    /* do not wait: ng_stat_scan finds a NaN or Inf of the observation in the sum */
+  int64_t samples; /* number of samples that this rank uses */
   int64_t samples_all; /* number of samples that all ranks use, if they share the micro-batch */
   ng_mix mix;          /* weights of the old sum and of the observation */
   /* The next fields belong to this step. */
@@ -164,8 +165,8 @@ void ng_stat_init(ng_queue *q, ng_stat *s);
  * itself; then the caller calls ng_stat_count_samples. */
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_scale_old(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
-/* The sum is one vector S: S[i] <- mix.old S[i] + c x[i] for i < n, + rest for other i; then wait. x: results of the queue.
- * If x[0] is NaN, return NG_SKIPPED, and S does not change. */
+/* The sum is one vector S: S[i] <- mix.old S[i] + c x[i] for i < n, + rest for other i. x: results of the queue. Then wait; if
+ * x[0] is NaN, return NG_SKIPPED, and S does not change. is_late: no wait, and S[0] becomes NaN. */
 ng_status ng_stat_add(ng_queue *q, const ng_stat *s, const double *x, int64_t n, double c,
                       double rest);
 void ng_stat_count_samples(ng_stat *s);

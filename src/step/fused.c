@@ -186,6 +186,19 @@ static ng_status report_overflows(ng_precond *p) {
                  name, (long long)more);
 }
 
+/* An observation with a non-finite element makes the sum of a mean vector non-finite. */
+static ng_status report_skip(ng_precond *p, int64_t report) {
+  const int64_t mean = report - NG_EVA_REFUSED;
+  if (mean < 0)
+    return ng_fail(p->ctx, NG_SKIPPED,
+                   "an earlier step was skipped: a gradient or a preconditioned gradient is not "
+                   "finite; its weights are unchanged and the step is not counted");
+  return ng_fail(p->ctx, NG_SKIPPED,
+                 "an earlier step was skipped: layer '%s': its %s are not finite or their sum "
+                 "overflowed; its weights are unchanged and the step is not counted",
+                 p->block[mean / 2]->name, mean % 2 == 0 ? "inputs" : "output gradients");
+}
+
 /* Read the reports of finished steps. A skipped step was counted when it was launched. */
 ng_status ng_fused_settle(ng_precond *p) {
   ng_fused *f = &p->step->fused;
@@ -198,15 +211,11 @@ ng_status ng_fused_settle(ng_precond *p) {
     const int64_t report = *(const volatile int64_t *)&now->report;
     if (report == 0) break;
     p->step->nu = now->factor;
-    if (report == 1) continue;
+    if (report == NG_EVA_COUNTED) continue;
     p->skipped++;
     p->steps--;
     p->updates--;
-    st = ng_worse_status(
-        st, ng_fail(p->ctx, NG_SKIPPED,
-                    "an earlier step was skipped: a gradient, an observation or a preconditioned "
-                    "gradient is not finite; its weights are unchanged and the step is not "
-                    "counted"));
+    st = ng_worse_status(st, report_skip(p, report));
   }
   return st;
 }

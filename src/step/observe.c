@@ -2,7 +2,9 @@
  *
  * In: the caller's array; api/observing.c has checked the arguments. Out: sums of the block's statistics; nothing of the
  * size of an activation is stored. A non-finite array is refused before any sum changes, and the step is skipped. A family
- * with `detects_nonfinite` detects non-finite values itself, in the elements that it reads.
+ * with `detects_nonfinite` detects non-finite values itself, in the elements that it reads. An array of a device is added
+ * without a scan and a wait: its non-finite elements make sums non-finite, which the station `statistics` or the fused step
+ * refuses.
  *
  * Observing a layer needs no communication, except if it is sharded, so ranks may observe layers in any order and any
  * number of times. In the micro-batch with ng_batch.last each layer is observed once, because its sums are then complete
@@ -209,6 +211,7 @@ static ng_status add_observation(ng_block *b, const ng_obs *o) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     s->is_due = (s->observed & o->kind) != 0 && ng_statistic_due(b, s);
+    s->is_late = o->is_late;
     due = due || s->is_due;
     if (s->is_due) ng_stat_prepare(s, o->samples, o->first_sample, o->batch_samples);
     none = none || (s->is_due && s->samples == 0);
@@ -270,18 +273,23 @@ static ng_status add_array(ng_precond *p, ng_entry *e, const ng_strided *s, bool
   if (o->samples == 0) return add_observation(b, o);
   /* The input of an embedding is token numbers, which stand for one-hot vectors. */
   const bool tokens = e->d.kind == NG_EMBEDDING && !grad;
-  const double largest = tokens || family_detects_nonfinite(b) ? 0.0 : largest_magnitude(p, s);
+  o->is_late = o->is_late && !tokens;
+  const bool scans = !tokens && !o->is_late && !family_detects_nonfinite(b);
+  const double largest = scans ? largest_magnitude(p, s) : 0.0;
   if (!(o->loss_scale - o->loss_scale == 0.0 && largest - largest == 0.0)) return NG_SKIPPED;
   /* The image may be larger than all earlier images. Without memory no sum changes. */
   if (b->family->observation_scratch != NULL)
     st = ng_scratch_grow(p, b->family->observation_scratch(b, o), b->name);
-  return st == NG_OK ? add_observation(b, o) : st;
+  if (st == NG_OK) st = add_observation(b, o);
+  if (!o->is_late)
+    ng_queue_wait(p->ctx->queue); /* the caller may change the array after this call */
+  return st;
 }
 
 /* The shape is checked even if no statistic is due, so that a wrong shape is reported in the first step. s NULL: this rank
  * has no samples, or its arguments have the error `wrong`. */
 static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
-                               ng_status wrong) {
+                               bool is_late, ng_status wrong) {
   ng_entry *e = p->entry[layer];
   ng_engine *step = p->step;
   const bool none = step->batch.samples == 0 && s == NULL && wrong == NG_OK;
@@ -295,6 +303,7 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   o.view.data = s == NULL ? NULL : s->data;
   o.view.dtype = s == NULL ? NG_F32 : s->dtype;
   o.batch = step->batches;
+  o.is_late = is_late && e->shard == NULL;
   ng_status st = s == NULL ? wrong : view_array(p, e, s, grad, &o);
   if (none) s = &nothing;
   ng_block *b = e->block;
@@ -330,8 +339,8 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
 
 /* Complete sums are posted even after a refused array: the step is skipped, but other ranks wait for the messages. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
-                          ng_status wrong) {
-  const ng_status st = observe_array(p, layer, s, grad, wrong);
+                          bool is_late, ng_status wrong) {
+  const ng_status st = observe_array(p, layer, s, grad, is_late, wrong);
   if (st < NG_OK || p->ctx->ranks == 1) return st;
   const ng_status sent = ng_exchange_post_ahead(p);
   return sent < NG_OK ? sent : st;

@@ -70,10 +70,11 @@ static ng_status fold_block(ng_precond *p, ng_block *b) {
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     if (fold_statistic(p, s) == NG_OK) continue;
-    st = ng_fail(
-        p->ctx, NG_SKIPPED,
-        "layer '%s': the sum of %s overflowed, or the average %s would leave the range of %s",
-        b->name, what[ng_observed_kind(s->observed)], s->name, ng_dtype_name(s->average_dtype));
+    st = ng_fail(p->ctx, NG_SKIPPED,
+                 "layer '%s': its %s are not finite or their sum overflowed, or the average %s "
+                 "would leave the range of %s",
+                 b->name, what[ng_observed_kind(s->observed)], s->name,
+                 ng_dtype_name(s->average_dtype));
   }
   return st;
 }

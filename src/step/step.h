@@ -429,9 +429,10 @@ void ng_gradients_discard(ng_precond *p);
 ng_status ng_step_begin(ng_precond *p, const ng_batch *batch);
 int32_t ng_step_wants(const ng_precond *p, int32_t layer);
 /* s NULL: this rank has no array, because its arguments have the error `wrong`, or because it has no samples. For a sharded
- * layer, the ranks of the model group return the worst `wrong`. */
+ * layer, the ranks of the model group return the worst `wrong`. is_late: an array of a device, for which the call does not
+ * wait. */
 ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, bool grad,
-                          ng_status wrong);
+                          bool is_late, ng_status wrong);
 void ng_step_reset(ng_precond *p);
 /* `wrong`: NG_OK, or the error in this rank's arguments. If one rank has an error, the step fails on all ranks. */
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong);

@@ -18,7 +18,7 @@ STANDIN = os.path.join(os.environ["NG_TEST_BUILD_DIR"], "libnatgrad_standin.so")
 class OnCuda(Case):
     def setUp(self):
         self.devices = {}  # of tensors by address; others are on cuda:0
-        for patch in (mock.patch.dict(os.environ, NG_CUDA_LIBRARY=STANDIN),
+        for patch in (mock.patch.dict(os.environ, NG_CUDA_LIBRARY=STANDIN, NG_STANDIN_NOW="1"),
                       mock.patch.object(_tensors, "device_of", lambda t: self.devices.get(t.data_ptr(), torch.device("cuda", 0))),
                       mock.patch.object(_tensors, "current_stream", lambda device: 1)):
             patch.start()
