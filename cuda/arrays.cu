@@ -2,6 +2,12 @@
  * changes of averages. A block has one tile of one descriptor. */
 #include "device_read.h"
 
+NG_INLINE int64_t token_at(const dv_view *v, int64_t i) {
+  const int64_t at = dv_view_offset(v, i / v->positions, i % v->positions);
+  return v->dtype == DV_I32 ? ((const int32_t *)(const void *)v->data)[at]
+                            : ((const int64_t *)(const void *)v->data)[at];
+}
+
 /* *bad, which is INT64_MAX before, <- the index of the first invalid token. Counts are whole numbers, so the order of
  * additions does not matter. */
 NG_GLOBAL dv_count_tokens(const dv_tokens *list, const int64_t *first, int64_t n) {
@@ -10,9 +16,7 @@ NG_GLOBAL dv_count_tokens(const dv_tokens *list, const int64_t *first, int64_t n
   const dv_view *v = &k->x;
   const dv_tile t = dv_tile_of(item, first, v->samples * v->positions);
   for (int64_t i = t.from + NG_THREAD; i < t.to; i += DV_THREADS) {
-    const int64_t at = dv_view_offset(v, i / v->positions, i % v->positions);
-    const int64_t token = v->dtype == DV_I32 ? ((const int32_t *)(const void *)v->data)[at]
-                                             : ((const int64_t *)(const void *)v->data)[at];
+    const int64_t token = token_at(v, i);
     if (token == k->none) continue;
     if (token < 0 || token >= k->vocabulary) {
       NG_SMALLEST(k->bad, (uint64_t)i);
@@ -27,6 +31,7 @@ NG_GLOBAL dv_report_token(const dv_tokens *list, int64_t n) {
   if (i >= n || *list[i].bad == INT64_MAX) return;
   list[i].count[0] = DV_NAN;
   list[i].count[list[i].vocabulary] = (double)*list[i].bad;
+  list[i].count[list[i].vocabulary + 1] = (double)token_at(&list[i].x, *list[i].bad);
 }
 
 NG_GLOBAL dv_accumulate(NG_ARGUMENT(dv_accumulation) a) {

@@ -257,8 +257,18 @@ ng_queue ng_device_host_queue(ng_queue *q) {
   return host;
 }
 
+/* All descriptors of a list have the same arrays. */
+static void host_add_sample_squares(ng_queue *q, const ng_sample_squares *s, int64_t n,
+                                    float *scratch) {
+  dv_desk *desk = q->device->desk;
+  if (n > 0 && !(dv_is_shared(desk, s->x.data) && dv_is_shared(desk, s->g.data)))
+    ng_stage_keep_error(q->device, "the host adds the squares of method = ekfac, and cannot access "
+                                   "an observed array, which is memory of the device");
+  ng_queue host = ng_device_host_queue(q);
+  if (host.backend != NULL) host.backend->kernels->add_sample_squares(&host, s, n, scratch);
+}
+
 /* clang-format off */
-ON_HOST(kernels, add_sample_squares, (ng_queue *q, const ng_sample_squares *s, int64_t n, float *scratch), (&host, s, n, scratch))
 ON_HOST(kernels, multiply_rows, (ng_queue *q, const ng_rows *G, int64_t n), (&host, G, n))
 ON_HOST(kernels, combine_rows, (ng_queue *q, const ng_rows *G, int64_t n), (&host, G, n))
 ON_HOST(kernels, select_largest, (ng_queue *q, const ng_largest *v, int64_t n, int32_t *count), (&host, v, n, count))

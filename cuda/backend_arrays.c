@@ -20,7 +20,7 @@ void ng_device_count_tokens(ng_queue *q, const ng_tokens *t, int64_t n) {
                           .count = t->count,
                           .bad = ng_stage_address(d, &bad[i])};
     cut_add(&c, blocks_of(t->x.samples * t->x.positions, DV_TILE));
-    ng_stage_zero(d, t->count, (size_t)(t->vocabulary + 1) * sizeof *t->count);
+    ng_stage_zero(d, t->count, (size_t)(t->vocabulary + 2) * sizeof *t->count);
   }
   void *at = ng_stage_address(d, list);
   LAUNCH(d, dv_count_tokens, cut_blocks(&c), &at, &c.on_device, &n);

@@ -76,7 +76,7 @@ static void wrote_sum_squares(const ng_squares *s, int64_t n) {
 }
 static void wrote_count_tokens(const ng_tokens *t, int64_t n) {
   for (const ng_tokens *stop = t + n; t < stop; t++) {
-    DOUBLES(t->count, t->vocabulary + 1);
+    DOUBLES(t->count, t->vocabulary + 2);
   }
 }
 static void wrote_accumulate(const ng_accumulation *a, int64_t n) {

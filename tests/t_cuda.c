@@ -124,7 +124,7 @@ static void observe_drawn(model *m) {
     ng_array a = side > 1 ? ng_array_nchw(x, SAMPLES, width, side, side, NG_F32)
                           : ng_array_matrix(x, SAMPLES, width, NG_F32);
     a.mem = m->desk == NULL ? NG_HOST : NG_DEVICE;
-    fixture_ok(&m->f, i % 2 == 0 ? ng_observe_input(m->f.p, i / 2, &a, NG_COPY)
+    fixture_ok(&m->f, i % 2 == 0 ? ng_observe_input(m->f.p, i / 2, &a, NG_BORROW)
                                  : ng_observe_output_grad(m->f.p, i / 2, &a, NG_COPY));
   }
 }
@@ -451,6 +451,18 @@ static void failures_of_the_device_change_no_weight(void **state) {
   }
 }
 
+/* The host adds squares as soon as a basis exists. */
+static void ekfac_refuses_memory_of_the_device(void **state) {
+  model m;
+  rng r = {31};
+  open_model(&m, true, "method=ekfac; update=sgd", &r);
+  observe(&m, &r);
+  fixture_ok(&m.f, step(&m, "sgd"));
+  observe(&m, &r);
+  fixture_fails(&m.f, step(&m, "sgd"), NG_ERR_DEVICE, "cannot access an observed array");
+  close_model(&m);
+}
+
 /* Allocation number `after` fails in ng_ready, for every allocation: the object can be destroyed. */
 static void failed_allocations_are_reported(void **state) {
   for (int64_t after = 0;; after++) {
@@ -482,6 +494,7 @@ int main(void) {
       cmocka_unit_test(observations_and_a_fused_step_can_be_captured),
       cmocka_unit_test(a_refused_observation_names_its_layer),
       cmocka_unit_test(failures_of_the_device_change_no_weight),
+      cmocka_unit_test(ekfac_refuses_memory_of_the_device),
       cmocka_unit_test(failed_allocations_are_reported),
   };
   return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);

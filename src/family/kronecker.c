@@ -314,7 +314,7 @@ static int64_t observation_floats(const ng_block *b, const ng_conv *conv) {
   const ng_part *a = &k->side[NG_SIDE_A].part[0], *g = &k->side[NG_SIDE_G].part[0];
   const int64_t n[2] = {k->side[NG_SIDE_A].matrix->n, k->side[NG_SIDE_G].matrix->n};
   if (b->entry->d.kind == NG_EMBEDDING)
-    return ng_max64(ng_times(2, n[0] + 1), ng_gram_rows_scratch(n[1] + 1));
+    return ng_max64(ng_times(2, n[0] + 2), ng_gram_rows_scratch(n[1] + 1));
   if (k->spatial != NULL) return ng_spatial_observe_scratch(b, conv);
   if (b->entry->d.kind == NG_LINEAR) return ng_gram_rows_scratch(ng_max64(n[0], n[1]) + 1);
   if (conv->height == 0) return 0; /* undeclared size: the first observation allocates */

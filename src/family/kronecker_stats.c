@@ -125,7 +125,7 @@ static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, d
   return ng_fail(b->ctx, NG_ERR_ARG,
                  "layer '%s': token %lld of sample %lld is %lld, expected 0 to %lld", b->name,
                  (long long)(at % o->positions), (long long)(at / o->positions),
-                 (long long)ng_token_at(&o->view, at), (long long)vocabulary - 1);
+                 (long long)count[vocabulary + 1], (long long)vocabulary - 1);
 }
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {

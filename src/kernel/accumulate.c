@@ -8,13 +8,14 @@ void ng_shared_count_tokens(ng_queue *q, const ng_tokens *t, int64_t n) {
   (void)q;
   for (const ng_tokens *end = t + n; t < end; t++) {
     const ng_view *v = &t->x;
-    memset(t->count, 0, (size_t)(t->vocabulary + 1) * sizeof *t->count);
+    memset(t->count, 0, (size_t)(t->vocabulary + 2) * sizeof *t->count);
     for (int64_t i = v->samples * v->positions - 1; i >= 0; i--) {
       const int64_t k = ng_token_at(v, i);
       if (k == NG_NO_TOKEN) continue;
       if (k < 0 || k >= t->vocabulary) {
         t->count[0] = (double)NAN;
         t->count[t->vocabulary] = (double)i;
+        t->count[t->vocabulary + 1] = (double)k;
       } else if (i / v->positions < t->samples) {
         t->count[k] += 1.0;
       }

@@ -131,11 +131,12 @@ typedef struct ng_squares {
 } ng_squares;
 
 /* accumulate.c: count[v] <- how often token v occurs in the first `samples` samples; NG_NO_TOKEN is not counted. If a token
- * of any sample is invalid, count[0] <- NaN, count[vocabulary] <- the index (sample * positions + position) of the first. */
+ * of any sample is invalid, count[0] <- NaN, and of the first invalid token count[vocabulary] <- the index (sample * positions +
+ * position), count[vocabulary + 1] <- the token. */
 typedef struct ng_tokens {
   ng_view x; /* token numbers: i32 or i64, one column */
   int64_t samples, vocabulary;
-  double *count; /* [vocabulary + 1]; the last: see above */
+  double *count; /* [vocabulary + 2]; the last two: see above */
 } ng_tokens;
 
 static inline int64_t ng_token_at(const ng_view *v, int64_t i) {
