@@ -16,11 +16,12 @@
 
 enum { LAYERS = 3, SAMPLES = 5, STEPS = 3, MOST = 4096, SIDE = 6 };
 
-/* A linear layer with bias, a convolution of images of SIDE x SIDE pixels, a linear layer without bias. */
+/* A linear layer with bias, a convolution of images of SIDE x SIDE pixels, a linear layer without bias, whose rows have a multiple
+ * of 4 columns (dv_region.is_flat). */
 static const struct {
   int64_t in, out, kernel; /* kernel 0: a linear layer */
   bool bias;
-} shape[LAYERS] = {{7, 5, 0, true}, {3, 4, 3, false}, {66, 62, 0, false}};
+} shape[LAYERS] = {{7, 5, 0, true}, {3, 4, 3, false}, {64, 62, 0, false}};
 
 typedef struct model {
   fixture f;
@@ -62,6 +63,14 @@ static void read_array(const model *m, const float *at, int64_t n, float *out) {
     memcpy(out, at, (size_t)n * sizeof *out);
   } else {
     assert_null(dv_copy(m->desk, out, at, (size_t)n * sizeof *out));
+  }
+}
+
+static void write_array(const model *m, float *at, int64_t n, const float *x) {
+  if (m->desk == NULL) {
+    memcpy(at, x, (size_t)n * sizeof *x);
+  } else {
+    assert_null(dv_copy(m->desk, at, x, (size_t)n * sizeof *x));
   }
 }
 
@@ -228,6 +237,95 @@ static void steps_equal_ref(void **state) {
     close_model(&on[0]);
     close_model(&on[1]);
   }
+}
+
+/* More parameters than threads of a warp, more layers than warps of a block, two groups. */
+static void compare_many_parameters(bool adamw) {
+  enum { MANY = 40, EACH = 3 };
+  model on[2];
+  float x[2][MANY * EACH];
+  ng_sgd sgd[2] = {fixture_sgd(0.1, 0.0), fixture_sgd(0.03, 0.5)};
+  sgd[0].dampening = sgd[1].dampening = 0.25;
+  ng_adamw by[2];
+  for (int i = 0; i < 2; i++) {
+    ng_adamw_init(&by[i], sizeof by[i]);
+    by[i].lr = 0.01 * (i + 1);
+  }
+  for (int k = 0; k < 2; k++) {
+    rng r = {37};
+    open_context(&on[k], k == 0,
+                 adamw ? "method=eva; update=adamw; kl_clip=1e-4"
+                       : "method=eva; update=sgd; kl_clip=1e-4");
+    fixture *f = &on[k].f;
+    for (int i = 0; i < LAYERS; i++) {
+      add_layer(&on[k], i, &r);
+    }
+    float *w = random_array(&on[k], &r, MANY * EACH), *g = random_array(&on[k], &r, MANY * EACH);
+    for (int32_t i = 0, at; i < MANY; i++) {
+      const char name[3] = {'t', (char)('0' + i), '\0'};
+      ng_array a = ng_array_vector(w + EACH * i, EACH, NG_F32), b = a;
+      b.data = g + EACH * i;
+      a.mem = b.mem = k == 0 ? NG_DEVICE : NG_HOST;
+      fixture_ok(f, ng_add_tensor(f->p, name, EACH, &at));
+      fixture_ok(f, ng_bind(f->p, &(ng_binding){at, NG_WEIGHT, &b, &a, NG_HOLD}, 1));
+      fixture_ok(f, ng_set_group(f->p, at, NG_WEIGHT, i % 2));
+    }
+    fixture_ok(f, ng_ready(f->p));
+    for (int t = 0; t < STEPS; t++) {
+      observe(&on[k], &r);
+      fixture_ok(f, adamw ? ng_step_adamw(f->p, by, 2) : ng_step_sgd(f->p, sgd, 2));
+    }
+    assert_int_equal(f->p->step->fused.launched, k == 0 ? STEPS : 0);
+    fixture_ok(f, ng_sync(f->p));
+    read_array(&on[k], w, MANY * EACH, x[k]);
+    const float bad = NAN;
+    write_array(&on[k], g + MANY * EACH - 1, 1, &bad);
+    observe(&on[k], &r);
+    ng_status st = adamw ? ng_step_adamw(f->p, by, 2) : ng_step_sgd(f->p, sgd, 2);
+    if (st == NG_OK) st = ng_sync(f->p);
+    fixture_fails(f, st, NG_SKIPPED, "finite");
+  }
+  expect_equal(&on[0], &on[1], "many parameters");
+  for (int i = 0; i < MANY * EACH; i++) {
+    assert_true(fabsf(x[0][i] - x[1][i]) <= 1e-6f);
+  }
+  close_model(&on[0]);
+  close_model(&on[1]);
+}
+static void many_parameters_equal_ref(void **state) {
+  compare_many_parameters(false);
+  compare_many_parameters(true);
+}
+
+/* Step 1 has a gradient of layer 2 that is parallel to g a': its part in PD cancels, so the update is in double (dv_layer,
+ * ng_direction.uses_double). Products in f32 have errors of 1e6 2^-24. */
+static void a_parallel_gradient_is_updated_in_double(void **state) {
+  const int64_t p = shape[2].in, n = count(2, 0);
+  model on[2];
+  for (int k = 0; k < 2; k++) {
+    rng r = {41};
+    float a[MOST], g[MOST], D[MOST];
+    open_model(&on[k], k == 0, "method=eva; update=sgd; damping=1e-6; clip=none", &r);
+    draw_observed(&on[k], &r);
+    for (int64_t i = 0; i < n; i++) {
+      D[i] = 0.0f;
+    }
+    for (int t = 0; t < 2; t++) {
+      write_array(&on[k], on[k].gradient[2][0], n, D);
+      observe_drawn(&on[k]);
+      fixture_ok(&on[k].f, step(&on[k], "sgd"));
+      fixture_ok(&on[k].f, ng_sync(on[k].f.p));
+      const ng_stat *s = on[k].f.p->block[2]->stat;
+      read_array(&on[k], s[0].part->average, p, a);
+      read_array(&on[k], s[1].part->average, shape[2].out, g);
+      for (int64_t i = 0; i < n; i++) {
+        D[i] = g[i / p] * a[i % p];
+      }
+    }
+  }
+  expect_equal(&on[0], &on[1], "parallel");
+  close_model(&on[0]);
+  close_model(&on[1]);
 }
 
 /* ---- work of a step --------------------------------------------------------------------------*/
@@ -488,6 +586,8 @@ static void failed_allocations_are_reported(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(steps_equal_ref),
+      cmocka_unit_test(many_parameters_equal_ref),
+      cmocka_unit_test(a_parallel_gradient_is_updated_in_double),
       cmocka_unit_test(a_step_does_the_planned_work),
       cmocka_unit_test(a_fused_step_does_the_planned_work),
       cmocka_unit_test(a_skipped_step_is_reported_later),

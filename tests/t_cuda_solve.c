@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend.h"
@@ -185,6 +186,43 @@ static void wrong_results_are_refused(void **arg) {
   standin_spoils = NULL;
 }
 
+/* Rows of two blocks of threads: the residual is in row 1, and blocks run in another order in each launch. */
+static void residuals_of_all_blocks_count(void **arg) {
+  enum { N = 300 };
+  ng_queue device = *(ng_queue *)*arg;
+  standin_spoils = spoil;
+  for (int i = 0; i < 8; i++) {
+    ng_sym S = sym_new(N), R = sym_new(N);
+    sym_diagonal(S, 4.0f);
+    sym_set(S, 1, 1, 1.0f);
+    ng_matrix m = {.result = NG_RESULT_INVERSE,
+                   .n = N,
+                   .F = S.a,
+                   .R = R.a,
+                   .scale = 1.0,
+                   .damping = 1e-3,
+                   .average_dtype = NG_F32,
+                   .result_dtype = NG_F32};
+    ng_matrix *list = &m;
+    const int64_t floats = ng_solve_scratch(&device, &m);
+    float *scratch = aligned_alloc(64, ((size_t)floats * sizeof *scratch + 63) / 64 * 64);
+    spoiled = 'I';
+    spoil_what = i < 2 ? NOTHING : WORST_COLUMN;
+    CASE("case %d", i);
+    for (int k = 0; k < (i < 5 ? 1 : 2); k++) { /* so that the residual has all orders of blocks */
+      ng_linalg(&device)->scale(&device, 1, scratch, NG_F32, 0.0);
+    }
+    ng_linalg(&device)->solve(&device, &list, 1, scratch);
+    ng_queue_wait(&device);
+    kernels_check_device();
+    CHECK(m.accepted == (i < 2));
+    free(scratch);
+    sym_free(S);
+    sym_free(R);
+  }
+  standin_spoils = NULL;
+}
+
 /* A diagonal matrix keeps its result if one element is negative, NaN or too large for f32. */
 static void wrong_diagonals_are_refused(void **arg) {
   ng_queue device = *(ng_queue *)*arg;
@@ -229,6 +267,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       {"solves_equal_ref", solves_equal_ref, seed_restart, NULL, &device},
       {"wrong_results_are_refused", wrong_results_are_refused, seed_restart, NULL, &device},
+      {"residuals_of_all_blocks_count", residuals_of_all_blocks_count, seed_restart, NULL, &device},
       {"wrong_diagonals_are_refused", wrong_diagonals_are_refused, seed_restart, NULL, &device},
       {"info_counts_rows_of_the_matrix", info_counts_rows_of_the_matrix, seed_restart, NULL,
        &device},

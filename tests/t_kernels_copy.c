@@ -155,6 +155,31 @@ static void test_change(void **state) {
   }
 }
 
+/* The largest magnitude of strided f32 numbers, negative in every second round; Inf if one is not finite, also a NaN. */
+static void test_find_largest(void **state) {
+  enum { ROWS = 70, COLS = 65, STEP = 3 };
+  rng r = {test_seed() + 3};
+  float *x = (float *)(void *)source;
+  for (int round = 0; round < test_repetitions(ROUNDS) / 4; round++) {
+    const ng_strided a = {
+        .data = x, .dtype = NG_F32, .ndim = 2, .shape = {ROWS, COLS}, .stride = {1, STEP * ROWS}};
+    double largest = -1.0;
+    for (int i = 0; i < STEP * ROWS * COLS; i++) {
+      x[i] = i / ROWS % STEP == 0 ? (float)rng_value(&r) : INFINITY; /* Inf: between the columns */
+    }
+    const int64_t row = rng_below(&r, ROWS), col = rng_below(&r, COLS);
+    x[row + STEP * ROWS * col] = round % 2 == 0 ? 1e6f : -1e6f;
+    for (int bad = 0; bad < 2; bad++) {
+      if (bad == 1) x[ROWS - 1 + STEP * ROWS * (COLS - 1)] = round % 4 < 2 ? NAN : -INFINITY;
+      EACH_QUEUE_AND_DEVICE(q) {
+        ng_kernels(&q)->find_largest(&q, &a, 1, &largest);
+        ng_queue_wait(&q);
+        assert_true(largest == (bad == 1 ? (double)INFINITY : 1e6));
+      }
+    }
+  }
+}
+
 /* Tokens of both dtypes in any strides, some uncounted, the last token invalid in every second round. */
 static void test_count_tokens(void **state) {
   enum { N = 6, S = 5, TAKE = 4, VOCABULARY = 7 };
@@ -184,7 +209,8 @@ static void test_count_tokens(void **state) {
       ng_kernels(&q)->count_tokens(&q, &t, 1);
       ng_queue_wait(&q);
       assert_true(isnan(count[0]) == is_bad);
-      if (is_bad) assert_true(count[VOCABULARY] == N * S - 2 && count[VOCABULARY + 1] == VOCABULARY);
+      if (is_bad)
+        assert_true(count[VOCABULARY] == N * S - 2 && count[VOCABULARY + 1] == VOCABULARY);
       if (!is_bad) assert_memory_equal(count, want, VOCABULARY * sizeof *want);
     }
   }
@@ -233,7 +259,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_copy),       cmocka_unit_test(test_wire),
       cmocka_unit_test(test_change),     cmocka_unit_test(test_count_tokens),
-      cmocka_unit_test(test_accumulate),
+      cmocka_unit_test(test_accumulate), cmocka_unit_test(test_find_largest),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
