@@ -249,7 +249,8 @@ static void shifts_and_traces(void **arg) {
     ng_sym s = sym_random(n), old = sym_copy(s);
     mat full = mat_new(n, n, n % 2 * 3), v = mat_random(1, n, 0);
     DO(q, unpack, n, s.a, NG_F32, full.a, full.ld);
-    DO(q, add_row, s, n - 1, 0, n, v.a, 2.0f);
+    DO(q, add_row, s, n - 1, 0, n - n / 2, v.a, 2.0f);
+    DO(q, add_row, s, n - 1, n - n / 2, n / 2, v.a + (n - n / 2), 2.0f);
     mat_check(full);
     sym_check(s);
     for (int64_t i = 0; i < n; i++) {
