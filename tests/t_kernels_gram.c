@@ -511,9 +511,45 @@ static void wide_patches_match_ref_on_the_device(void **unused) {
   }
 }
 
+/* Positions on three axes that no common stride joins. Squares of whole numbers are exact. */
+static void positions_on_three_axes(void **state) {
+  enum { N = 2, A = 2, B3 = 4, RUN = 5, COLS = 2, SIZE = 1000 };
+  static const int64_t extent[2] = {A, B3}, stride[2] = {150, 30};
+  float x[SIZE];
+  double out[COLS], want[COLS] = {0.0};
+  for (int i = 0; i < SIZE; i++) {
+    x[i] = (float)(i * 37 % 101);
+  }
+  ng_view v = {.data = x,
+               .dtype = NG_F32,
+               .axes = 2,
+               .samples = N,
+               .positions = A * B3 * RUN,
+               .columns = COLS,
+               .sample_stride = 470,
+               .position_stride = 4,
+               .column_stride = 1,
+               .run_length = RUN};
+  memcpy(v.extent, extent, sizeof extent);
+  memcpy(v.stride, stride, sizeof stride);
+  for (int i = 0; i < N * A * B3 * RUN * COLS; i++) {
+    const int c = i % COLS, s = i / COLS % RUN, b = i / COLS / RUN % B3,
+              a = i / COLS / RUN / B3 % A;
+    const float y = x[i / COLS / RUN / B3 / A * 470 + a * 150 + b * 30 + s * 4 + c];
+    want[c] += (double)(y * y);
+  }
+  EACH_QUEUE_AND_DEVICE(q) {
+    const ng_squares squares = {.x = v, .samples = N, .out = out};
+    ng_kernels(&q)->sum_squares(&q, &squares, 1);
+    ng_queue_wait(&q);
+    assert_true(out[0] == want[0] && out[1] == want[1]);
+  }
+}
+
 int main(void) {
   numbers.state = test_seed();
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(positions_on_three_axes),
       cmocka_unit_test(rows_match_ref),
       cmocka_unit_test(images_match_ref),
       cmocka_unit_test(large_images_match_ref),
