@@ -20,9 +20,9 @@ typedef struct job {
 } job;
 
 int64_t ng_count_tiles(int64_t rows, int64_t cols) {
-  if (cols > NG_TILE_ELEMENTS) return rows * ((cols + NG_TILE_ELEMENTS - 1) / NG_TILE_ELEMENTS);
-  const int64_t high = ng_max64(1, NG_TILE_ELEMENTS / cols);
-  return (rows + high - 1) / high;
+  const int64_t wide = ng_min64(cols, NG_TILE_ELEMENTS),
+                high = ng_max64(1, NG_TILE_ELEMENTS / cols);
+  return (cols + wide - 1) / wide * ((rows + high - 1) / high);
 }
 
 static const ng_region *region_at(const job *j, int64_t i) {
