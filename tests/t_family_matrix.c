@@ -224,7 +224,6 @@ static void predict_soap(expected *x, int32_t step, bool rotates, const double *
   if (rotates || step % 3 == 0) refresh_soap_bases(x, rotates);
 }
 
-/* The averages have folded a gradient twice if another layer's NaN made the run repeat the step. */
 static void must_match_formulas(const family_run *run) {
   for (int32_t i = SHAMPOO; i < ENTRIES; i++) {
     expected x = {.m = entry[i].out, .n = entry[i].in};
@@ -234,8 +233,7 @@ static void must_match_formulas(const family_run *run) {
       family_draw_gradients(&model, step, i, d);
       for (int64_t k = 0; k < x.m * x.n; k++)
         D[k] = (double)d[k];
-      for (int j = 0; j < 1 + (step == run->bad_step && run->bad_entry == FC); j++)
-        i == SHAMPOO_KL ? fold_kl_gradient(&x, step, D) : fold_gradient(&x, i == SHAMPOO_SUM, D);
+      i == SHAMPOO_KL ? fold_kl_gradient(&x, step, D) : fold_gradient(&x, i == SHAMPOO_SUM, D);
       if (i >= SOAP) predict_soap(&x, step, i == SOAP_ROTATE, D, want);
       if (i < SOAP) predict_shampoo(&x, step, i, D, want);
       for (int64_t k = 0; k < x.m * x.n; k++) {
@@ -300,25 +298,19 @@ static void resumed_runs_have_the_same_bits(void **state) {
   }
 }
 
-/* A step is skipped for a NaN, then repeated.  A NaN in "fc" leaves moments and bases of the other layers.  A NaN in a
- * layer also keeps the gradient of this layer out of its averages. */
+/* A step is skipped for a NaN in the gradient of any layer, then repeated: averages, moments and bases of all layers follow the
+ * formulas, in which the skipped step does not exist. */
 static void skipped_steps_leave_moments_and_bases(void **state) {
   static const int32_t bad[] = {FC, SHAMPOO, SHAMPOO_KL, SOAP};
   for (int32_t ranks = 1; ranks <= FAMILY_RANKS; ranks++) {
-    family_run *good = family_must_train(new_run(COMMON "clip=none", ranks));
     for (int k = 0; k < 12; k++) {
       family_run *run = new_run(COMMON "clip=none", ranks);
       run->bad_step = 2 + k / 4; /* Shampoo solves in step 2 and 4, SOAP in step 3 */
       run->bad_entry = bad[k % 4];
       (void)family_must_train(run);
-      if (run->bad_entry == FC) must_match_formulas(run);
-      for (int32_t step = 0; step < STEPS && run->bad_entry != FC; step++) {
-        assert_memory_equal(run->out[0][step][run->bad_entry], good->out[0][step][run->bad_entry],
-                            sizeof good->out[0][0][0]);
-      }
+      must_match_formulas(run);
       free(run);
     }
-    free(good);
   }
 }
 

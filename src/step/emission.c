@@ -10,8 +10,7 @@
 
 /* ---- memory ----------------------------------------------------------------------------------*/
 
-/* Return whether the parameter has no curvature and a fused update writes it. */
-static bool is_updated_without_curvature(const ng_precond *p, const ng_slot *s) {
+bool ng_is_updated_without_curvature(const ng_precond *p, const ng_slot *s) {
   return p->opt.base.update != NG_UPDATE_GRADIENT && !s->entry->d.frozen && s->block == NULL;
 }
 
@@ -45,7 +44,7 @@ ng_status ng_emission_plan(ng_precond *p) {
       b->gradient_sums = ng_object(p, (size_t)groups * 2 * sizeof *b->gradient_sums);
   }
   for (int32_t i = 0; i < p->slots; i++) {
-    if (is_updated_without_curvature(p, p->slot[i])) count_descriptors(p, l, p->slot[i]);
+    if (ng_is_updated_without_curvature(p, p->slot[i])) count_descriptors(p, l, p->slot[i]);
   }
   p->solve_list = ng_object(p, (size_t)matrices * sizeof *p->solve_list);
   const size_t most = (size_t)l->capacity;
@@ -85,7 +84,7 @@ static void check_plain_gradients(ng_precond *p) {
   l->plain_count = 0;
   for (int32_t i = 0; i < p->slots; i++) {
     ng_slot *s = p->slot[i];
-    if (!is_updated_without_curvature(p, s) || s->is_excluded) continue;
+    if (!ng_is_updated_without_curvature(p, s) || s->is_excluded) continue;
     l->slot[l->plain_count] = s;
     l->range[l->plain_count++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
   }
@@ -262,7 +261,7 @@ void ng_emission_list_plain(ng_precond *p) {
   ng_emission *l = &p->step->emission;
   for (int32_t i = 0; i < p->slots; i++) {
     ng_slot *s = p->slot[i];
-    if (!is_updated_without_curvature(p, s) || !is_emitted(p, s)) continue;
+    if (!ng_is_updated_without_curvature(p, s) || !is_emitted(p, s)) continue;
     l->direction[l->direction_count] = (ng_direction){
         .D = {&s->grad, 0, s->rows, 0, s->cols}, .scale = 1.0, .overflowed = &s->overflowed};
     list_updates(p, s, l->direction_count + 1);

@@ -348,20 +348,34 @@ ng_status ng_step_observe(ng_precond *p, int32_t layer, const ng_strided *s, boo
 
 /* ---- bound gradients: a station --------------------------------------------------------------*/
 
-/* Return whether all gradients of a block are finite, for a family that does not scan them. */
-static bool grads_finite(const ng_block *b) {
-  const ng_emission *l = &b->p->step->emission;
-  ng_queue *q = b->ctx->queue;
-  bool finite = true;
+/* a family scans only this rank's slice of a block */
+static bool family_scans_gradients(const ng_block *b) {
+  return family_detects_nonfinite(b) && b->slice == NULL && ng_block_observes_gradients(b);
+}
+
+/* Enqueue the check of all gradients, except gradients that a family scans. The gradient of a parameter without statistics is
+ * checked, too, because the station `measure`, which refuses it otherwise, comes after the averages. Return their number; *before:
+ * whether some block observes one of them. */
+static int64_t check_gradients(ng_precond *p, bool *before) {
+  const ng_emission *l = &p->step->emission;
   int64_t n = 0;
-  for (int32_t k = 0; k < b->segments; k++) {
-    const ng_slot *s = b->segment[k].slot;
-    if (!s->is_excluded) l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
+  *before = false;
+  for (int32_t i = 0; i < p->slots; i++) {
+    const ng_slot *s = p->slot[i];
+    if (s->is_excluded || (s->block == NULL && !ng_is_updated_without_curvature(p, s))) continue;
+    if (s->block != NULL && family_scans_gradients(s->block)) continue;
+    *before = *before || (s->block != NULL && ng_block_observes_gradients(s->block));
+    l->range[n++] = (ng_region){&s->grad, 0, s->rows, 0, s->cols};
   }
-  ng_kernels(q)->check_finite(q, l->range, n, l->finite);
-  ng_queue_wait(q);
+  if (n > 0) ng_kernels(p->ctx->queue)->check_finite(p->ctx->queue, l->range, n, l->finite);
+  return n;
+}
+
+/* After a wait: return whether the n gradients are finite. */
+static bool gradients_finite(const ng_precond *p, int64_t n) {
+  bool finite = true;
   for (int64_t i = 0; i < n; i++) {
-    finite = finite && ng_read_info(q, &l->finite[i]) != 0;
+    finite = finite && ng_read_info(p->ctx->queue, &p->step->emission.finite[i]) != 0;
   }
   return finite;
 }
@@ -378,9 +392,17 @@ static void discard_gradients(ng_block *b) {
   b->observation_count[ng_observed_kind(NG_OBSERVED_FLATGRAD)] -= observed;
 }
 
-/* Observe each bound gradient as one sample, then wait once; take.c has checked the bindings. After a failure, continue:
- * ng_engine.has_refused and ng_engine.status contain the result for `check`. */
+/* Observe each bound gradient as one sample, then wait; take.c has checked the bindings. A gradient that is not finite keeps
+ * all gradients of the step out of the averages. After a failure, continue: ng_engine.has_refused and ng_engine.status contain
+ * the result for `check`. */
 ng_status ng_gradients_observe(ng_precond *p) {
+  bool before;
+  const int64_t checked = check_gradients(p, &before);
+  if (before) ng_queue_wait(p->ctx->queue);
+  if (before && !gradients_finite(p, checked)) {
+    p->step->has_refused = true;
+    return NG_OK;
+  }
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     const ng_obs o = {.kind = NG_OBSERVED_FLATGRAD,
@@ -390,18 +412,19 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!ng_block_observes_gradients(b)) continue;
     const double t0 = ng_now_ms();
-    /* a family scans only this rank's slice of a block */
-    const bool family_scans_all = family_detects_nonfinite(b) && b->slice == NULL;
-    const ng_status st = family_scans_all || grads_finite(b) ? add_observation(b, &o) : NG_SKIPPED;
+    const ng_status st = add_observation(b, &o);
     b->step_observe_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->has_refused = true;
     if (st < NG_OK) p->step->status = ng_worse_status(p->step->status, st);
   }
   ng_queue_wait(p->ctx->queue);
+  const bool finite = gradients_finite(p, checked);
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
-    if (!ng_block_observes_gradients(b) || b->family->check_gradients_finite == NULL) continue;
-    if (b->family->check_gradients_finite(b) == NG_OK) continue;
+    if (!ng_block_observes_gradients(b)) continue;
+    const bool family_accepts =
+        b->family->check_gradients_finite == NULL || b->family->check_gradients_finite(b) == NG_OK;
+    if (finite && family_accepts) continue;
     p->step->has_refused = true;
     discard_gradients(b);
   }

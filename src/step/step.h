@@ -73,6 +73,8 @@ typedef struct ng_emission {
   double *parts;    /* [tiles x 2] scratch of kernels */
 } ng_emission;
 
+/* Return whether the parameter has no curvature and a fused update writes it. */
+bool ng_is_updated_without_curvature(const ng_precond *p, const ng_slot *s);
 ng_status ng_emission_plan(ng_precond *p);
 /* If some ranks cannot compute PD of the block and its family does not store PD, request memory where the engine does. */
 void ng_emission_plan_direction(ng_block *b, ng_plan *plan);
