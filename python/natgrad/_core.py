@@ -2,6 +2,7 @@
 import ctypes as c
 import functools
 import logging
+import numbers
 import reprlib
 import sys
 import threading
@@ -54,11 +55,22 @@ def warn_caller(text):
 
 
 def to_float(name, value):
-    """Convert a value to float.  `name` is the name of the argument in the error message."""
+    """Convert a number, not a bool, to float.  `name` is the name of the argument in the error message."""
     try:
-        return float(value)
+        if not isinstance(value.item() if hasattr(value, "item") else value, bool):
+            return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor raises RuntimeError
-        raise make_error(_abi.NG_ERR_ARG, f"{name} is {short_repr(value)}, expected a number") from None
+        pass
+    raise make_error(_abi.NG_ERR_ARG, f"{name} is {short_repr(value)}, expected a number")
+
+
+def to_int(name, value, least=1, most=2**63 - 1):
+    """Convert a whole number, not a bool, to int.  `name` is the name of the argument in the error message."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise make_error(_abi.NG_ERR_ARG, f"{name} is {short_repr(value)}, expected a whole number of at least {least}")
+    if value > most:
+        raise make_error(_abi.NG_ERR_ARG, f"{name} is {short_repr(value)}, expected at most {most}")
+    return int(value)
 
 
 def to_utf8(name, text):
@@ -150,8 +162,8 @@ def _option_str(name, value):
         if getattr(value, "size", None) != 1 and not (callable(getattr(value, "numel", None)) and value.numel() == 1):
             raise make_error(_abi.NG_ERR_ARG, f"{name} is a {type(value).__name__} of several numbers, expected one")
         value = value.item()
-    if isinstance(value, bool):
-        return "1" if value else "0"
+    if isinstance(value, bool):  # a number does not accept these words
+        return "true" if value else "false"
     if isinstance(value, (list, tuple)):  # regular expressions, as published programs take
         return "|".join(str(one) for one in value)
     if value is None:
@@ -228,8 +240,7 @@ class Precond:
         self.library, self.ctx, self.p, self.lock = load_library(), c.c_void_p(), c.c_void_p(), threading.RLock()
         self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
         config = new_struct(_abi.ng_context_config)
-        # not an int32: pass -1, which the library rejects
-        config.threads = threads if -2**31 <= threads < 2**31 else -1
+        config.threads = to_int("threads", threads, least=0, most=2**31 - 1)
         config.log = c.cast(_forward_log_line, c.c_void_p)
         level = log.getEffectiveLevel()
         config.log_level = _abi.NG_LOG_TRACE if level <= logging.DEBUG else _abi.NG_LOG_WARN

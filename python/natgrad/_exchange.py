@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from . import _abi
-from ._core import make_error, short_repr
+from ._core import make_error, short_repr, to_int
 
 COVARIANCES = ("activation_covariance", "gradient_covariance")
 COUNTS = ("num_activation_covariance_processed", "num_gradient_covariance_processed")
@@ -70,12 +70,6 @@ def read_safetensors(path):
                      f"{', '.join(_DTYPES)}")
 
 
-def _count_samples(samples):
-    if not isinstance(samples, int) or samples < 1:
-        raise make_error(_abi.NG_ERR_ARG, f"samples is {short_repr(samples)}, expected a whole number of at least 1")
-    return samples
-
-
 def _positions_of(positions, layers):
     """Return {layer: positions}."""
     found = {name: positions.get(name, 1) if isinstance(positions, dict) else positions for name in layers}
@@ -83,9 +77,7 @@ def _positions_of(positions, layers):
     if unknown:
         raise make_error(_abi.NG_ERR_ARG, f"positions: there is no layer {short_repr(unknown[0])}")
     for name, count in found.items():
-        if not isinstance(count, int) or count < 1:
-            raise make_error(_abi.NG_ERR_ARG, f"positions of layer '{name}' is {short_repr(count)}, expected a whole number of at "
-                             "least 1")
+        to_int(f"positions of layer '{name}'", count)
     return found
 
 
@@ -102,7 +94,7 @@ def _path(folder, file):
 
 
 def save_kronfluence(curvature, folder, samples, positions):
-    _count_samples(samples)
+    to_int("samples", samples)
     positions = _positions_of(positions, curvature.factors)
     if not curvature.is_corrected and os.path.exists(_path(folder, LAMBDA)):
         raise make_error(_abi.NG_ERR_STATE, f"{_path(folder, LAMBDA)} belongs to other factors: expected a folder without it")
@@ -171,11 +163,13 @@ def _layers_of(model):
     """Yield (name, module, whether it has a bias) of modules with a Kronecker pair."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)) and module.weight.requires_grad:
+            if getattr(module, "groups", 1) > 1:
+                raise make_error(_abi.NG_ERR_ABSENT, f"layer '{name}': laplace-torch has no factors of groups")
             yield name, module, module.bias is not None and module.bias.requires_grad
 
 
 def to_laplace(factors, model, samples):
-    _count_samples(samples)
+    to_int("samples", samples)
     found, layers = [], list(_layers_of(model))
     absent = [name for name in factors if name not in [row[0] for row in layers]]
     if absent:
@@ -201,7 +195,7 @@ def _read_block(layer, what, block, orders):
 
 
 def from_laplace(kfacs, model, samples):
-    _count_samples(samples)
+    to_int("samples", samples)
     layers, found = list(_layers_of(model)), {}
     blocks = sum(1 + bias for _, _, bias in layers)
     if not isinstance(kfacs, (list, tuple)) or len(kfacs) != blocks:

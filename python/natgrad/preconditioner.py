@@ -2,11 +2,10 @@
 place."""
 import ctypes as c
 import math
-import numbers
 
 from . import _abi, _attention, _core, _cuda_libraries, _layers, _plan, _skip, _state, _tensors
 from ._binding import ParameterBinding
-from ._core import make_error, with_core_lock, to_float, short_repr
+from ._core import make_error, with_core_lock, to_float, to_int, short_repr
 from ._hooks import Observer
 from ._methods import CLASSES
 
@@ -78,16 +77,10 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
     def _setup(self, model, chosen, lr=None, accumulation_steps=1, grad_scaler=None, samples="layer", batch_first=True,
                reduction="mean", process_group=None, threads=0, linalg=None, layer_options=None, exclusion_reason=None,
                own_batches=True, warns_of_passes=False):
-        if not isinstance(accumulation_steps, numbers.Integral):
-            raise make_error(_abi.NG_ERR_ARG, f"accumulation_steps is {short_repr(accumulation_steps)}, expected a whole number")
-        if not 1 <= accumulation_steps < 2**31:
-            raise make_error(_abi.NG_ERR_ARG, f"accumulation_steps is {short_repr(accumulation_steps)}, expected at least 1 and "
-                             "below 2^31")
+        to_int("accumulation_steps", accumulation_steps, most=2**31 - 1)
         if not (grad_scaler is None or hasattr(grad_scaler, "get_scale") or callable(grad_scaler)):
             raise make_error(_abi.NG_ERR_ARG, f"grad_scaler is {grad_scaler}, expected a GradScaler or a function that returns "
                              "the loss scale")
-        if not isinstance(threads, numbers.Integral):
-            raise make_error(_abi.NG_ERR_ARG, f"threads is {threads!r}, expected a whole number")
         if not (linalg is None or isinstance(linalg, str)):
             raise make_error(_abi.NG_ERR_ARG, f"linalg is {linalg!r}, expected 'cpu', 'ref' or 'cuda'")
         if not (layer_options is None or isinstance(layer_options, dict)):
@@ -265,17 +258,15 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
         """Describe the next micro-batch: its number of samples, and `loss_scale`, the factor of its loss (for uneven
         micro-batches: samples / all samples of the step, times the scale of mixed precision).  If the ranks have uneven
         parts of a batch, `whole` is its number of samples and `first` the index of this rank's first sample."""
-        if not isinstance(samples, numbers.Integral) or not 1 <= samples < 2**63:
-            raise make_error(_abi.NG_ERR_ARG, f"samples is {short_repr(samples)}, expected a whole number of at least 1")
+        samples = to_int("samples", samples)
         if (whole is None) != (first is None) or whole is not None and not (
-                isinstance(whole, numbers.Integral) and isinstance(first, numbers.Integral)
-                and 0 <= first <= whole - samples and whole < 2**63):
+                0 <= to_int("first", first, least=0) <= to_int("whole", whole) - samples):
             raise make_error(_abi.NG_ERR_ARG, f"first is {short_repr(first)} and whole {short_repr(whole)}, expected both or "
                              f"neither, and 0 <= first <= whole - {samples}")
         scale = None if loss_scale is None else to_float("loss_scale", loss_scale)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             raise make_error(_abi.NG_ERR_ARG, f"loss_scale is {short_repr(loss_scale)}, expected a finite number above 0")
-        self._observer.given_batch = (int(samples), scale, whole, first)
+        self._observer.given_batch = (samples, scale, whole, first)
 
     def step(self, lr=None):
         """Precondition the gradients in place.  Return the status: 0 done; 1 a block was rescued; 2 skipped, because a

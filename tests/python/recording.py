@@ -101,7 +101,7 @@ def make_recorded_spngd(case, model, **more):
         del config[name]
     if case["ema_leak"]:
         return kfac.SPNGD(model, **config)
-    return natgrad.SPNGD(model, samples="layer", norm_block="full", damping_leak=False, damping=config["damping"],
+    return natgrad.SPNGD(model, samples="layer", norm_block="full", damping_leak=0, damping=config["damping"],
                          stat_decay=1 - config["cov_ema_decay"], norm_damping=config["stab_coeff"])
 
 

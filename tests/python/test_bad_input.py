@@ -6,6 +6,8 @@
     f16, bf16                               the step in f32, rounded to the dtype of the weight
     0-D, 1-D                                as all parameters; the model has a scalar, biases and gains
 
+    True or False for a number              refused with the name of the option
+
 Tests of single methods have the rest: max_precond_dim below 1, unknown coefficients, Muon on an embedding."""
 import math
 
@@ -14,6 +16,7 @@ from torch import nn
 
 import natgrad
 from front import NEW, Case
+from natgrad import _core
 
 STEPS = 4
 
@@ -112,6 +115,24 @@ class BadInput(Case):
                 moved = (x - got[0][key]).abs().max()
                 self.assertTrue(0 < moved < 1, (name, key, moved))
             self.assertTrue(all(torch.isfinite(x).all() for x in got[-1].values()), name)
+
+    def test_a_bool_is_no_number(self):
+        """Arguments of the classes, and every option whose values are numbers."""
+        cases = [(natgrad.SOAP, "max_precond_dim", "max_axis"), (natgrad.SOAP, "shampoo_beta", "shampoo_beta"),
+                 (natgrad.Shampoo, "epsilon", "damping"), (natgrad.Muon, "ns_steps", "muon_steps"), (natgrad.SGD, "momentum", "momentum"),
+                 (natgrad.Muon, "lr", "lr"), (natgrad.SGD, "accumulation_steps", "accumulation_steps"), (natgrad.SGD, "threads", "threads")]
+        for kind, name, says in cases:
+            for value in True, torch.tensor(True):
+                model = Net()
+                with self.assert_refused(rf"{says}( is|:) ('true'|True|tensor\(True\))"):
+                    optimizer = kind(model, **{"lr": 0.1, name: value})
+                    model(torch.ones(2, 1, 2, 2)).sum().backward()
+                    optimizer.step()
+        numbers = [row["name"] for row in _core.options() if row["type"] in (1, 2)]  # NG_OPTION_REAL, NG_OPTION_INT
+        self.assertGreater(len(numbers), 30)
+        for name in numbers:
+            with self.assert_refused(f"{name}: 'true'"):
+                _core.Options().set(name, True)
 
     def half_dtypes(self):
         return (torch.bfloat16, torch.float16) if NEW else (torch.bfloat16,)  # torch 1.13 has no products in f16

@@ -99,7 +99,7 @@ class Core(unittest.TestCase):
             second.load(state[:-1])
 
     def test_option_text_of_python_values(self):
-        for value, text in ((True, "1"), (0.1, "0.1"), (3, "3"), (["a", "b"], "a|b"), (None, "none"), ("x", "x")):
+        for value, text in ((True, "true"), (0.1, "0.1"), (3, "3"), (["a", "b"], "a|b"), (None, "none"), ("x", "x")):
             self.assertEqual(_core.option_text("name", value), text.encode())
 
 

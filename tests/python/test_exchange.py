@@ -150,6 +150,11 @@ class Exchange(Case):
             self.near(again[name][0], left)
             self.near(again[name][1], right)
 
+    def scores_of(self, curvature, model):
+        with curvature.record(model) as samples:
+            model(torch.ones(1, 4, 1, 1)).sum().backward()
+        return curvature.scores(samples, damping=1)
+
     def test_wrong_files_and_arguments_are_refused_by_name(self):
         eye = torch.eye(2)
         curvature = natgrad.Curvature({"fc": (eye, eye)})
@@ -159,8 +164,18 @@ class Exchange(Case):
         model = nn.Sequential()
         model.add_module("fc", nn.Linear(1, 2))
         kfacs = [[eye, torch.ones(1, 1)], [eye]]
+        grouped = nn.Sequential(nn.Conv2d(4, 6, 1, groups=2))  # G of all outputs and A of one group fit its weight
+        pairs = natgrad.Curvature({"0": (torch.eye(3).expand(2, 3, 3), eye.expand(2, 2, 2))})
+        whole = natgrad.Curvature({"0": (torch.eye(6), torch.eye(3))})
         for text, call in (
+                ("layer '0': kronfluence has no diagonal factors and no factors of groups", lambda: pairs.save_kronfluence(self.folder, 1)),
+                ("layer '0': laplace-torch has no factors of groups", lambda: pairs.to_laplace(grouped, 1)),
+                ("layer '0': laplace-torch has no factors of groups", lambda: whole.to_laplace(grouped, 1)),
+                ("layer '0': laplace-torch has no factors of groups",
+                 lambda: natgrad.Curvature.from_laplace([[torch.eye(6), eye], [torch.eye(6)]], grouped, 1)),
+                ("layer '0': the arrays of x are .*, expected .samples, positions, 1, 6", lambda: self.scores_of(whole, grouped)),
                 ("samples is 0", lambda: curvature.save_kronfluence(self.folder, 0)),
+                ("samples is True", lambda: curvature.save_kronfluence(self.folder, True)),
                 ("positions of layer 'fc' is 0", lambda: curvature.save_kronfluence(self.folder, 1, 0)),
                 ("positions: there is no layer 'x'", lambda: natgrad.Curvature.load_kronfluence(self.folder, {"x": 1})),
                 ("layer 'fc': kronfluence has no diagonal factors",
