@@ -28,9 +28,10 @@ NG_GLOBAL dv_box_channels(NG_ARGUMENT(dv_sum) b) {
   }
   NG_UNROLL
   for (int32_t t = 0; t < DV_TAPS; t++) {
+    if (offset + t >= b.taps) break;
     const double all = dv_block_sum(sum[t], warps);
     const int64_t at = c * b.taps + offset + t;
-    if (NG_THREAD != 0 || offset + t >= b.taps) continue;
+    if (NG_THREAD != 0) continue;
     if (at == 0) NG_ADD_DOUBLE(b.out, all);
     if (at > 0) b.out[at] = all;
   }

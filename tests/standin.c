@@ -1,9 +1,10 @@
 /* standin.c: a device for tests: the host runs the kernels of cuda/kernels.cu. standin_desk.c has the operations of cuda/desk.h.
  *
- * The threads of a block are fibers of one thread of the host. A fiber runs until a barrier or a shuffle, or to its
- * end. A warp goes on when all its 32 threads are at a shuffle, a block when all its threads are at a barrier. If a
- * thread ends, or waits elsewhere, while others wait for it, the launch fails with a text that names the kernel. One
- * launch runs its blocks forward, the next backward, the next in a random order. Shared memory is NaN at the begin of a block. */
+ * The threads of a block are fibers of one thread of the host. A thread runs until a barrier or a shuffle, or to its
+ * end; the fiber of a thread that has ended starts the next thread of the warp. A warp goes on when all its 32 threads
+ * are at a shuffle, a block when all its threads are at a barrier. If a thread ends, or waits elsewhere, while others
+ * wait for it, the launch fails with a text that names the kernel. One launch runs its blocks forward, the next
+ * backward, the next in a random order. Shared memory is NaN at the begin of a block. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,17 +20,19 @@
 
 enum { MOST_THREADS = 1024, WARP = 32, STACK = 64 << 10 };
 
-typedef enum fiber_state { READY, AT_BARRIER, AT_SHUFFLE, ENDED } fiber_state;
+typedef enum thread_state { NEW, READY, AT_BARRIER, AT_SHUFFLE, ENDED } thread_state;
 typedef struct fiber {
   jmp_buf at; /* where the fiber resumes */
-  fiber_state state;
-  double lane; /* the value of a shuffle */
   char *stack;
 } fiber;
 
 int64_t standin_block;
 int32_t standin_thread, standin_threads;
-static fiber fibers[MOST_THREADS];
+static fiber fibers[MOST_THREADS], *current;
+static fiber *fiber_of[MOST_THREADS];  /* of each thread that is not NEW */
+static uint8_t states[MOST_THREADS];   /* thread_state */
+static double lanes[2][MOST_THREADS];  /* the values of a shuffle */
+static uint8_t shuffles[MOST_THREADS]; /* the number of each thread */
 static jmp_buf scheduler;
 static void (*body)(void **);
 static void **body_args;
@@ -37,37 +40,45 @@ static char fault[200];
 
 /* ---- fibers ----------------------------------------------------------------------------------*/
 
-/* Leave the fiber in `state`; return when the scheduler resumes it. Jumps are ten times faster than swapcontext, which
- * makes system calls. */
-static void leave_fiber(fiber_state state) {
-  fiber *f = &fibers[standin_thread];
-  f->state = state;
-  if (_setjmp(f->at) == 0) _longjmp(scheduler, 1);
+/* Leave the fiber; return when the scheduler resumes it. Jumps are ten times faster than swapcontext, which makes system
+ * calls. */
+static void leave_fiber(void) {
+  if (_setjmp(current->at) == 0) _longjmp(scheduler, 1);
+}
+static void wait_for_others(thread_state state) {
+  states[standin_thread] = (uint8_t)state;
+  leave_fiber();
 }
 
-void standin_barrier(void) { leave_fiber(AT_BARRIER); }
+void standin_barrier(void) { wait_for_others(AT_BARRIER); }
 
-/* Every lane writes its value, waits, reads a value, and waits again, so that no value is overwritten too early. */
+/* Every lane writes its value, waits, and reads a value. The next shuffle writes to the other array, so that no value is
+ * overwritten too early. */
 double standin_shuffle_down(double x, int32_t by) {
   const int32_t me = standin_thread;
-  fibers[me].lane = x;
-  leave_fiber(AT_SHUFFLE);
-  const double y = me % WARP + by < WARP ? fibers[me + by].lane : x;
-  leave_fiber(AT_SHUFFLE);
-  return y;
+  double *lane = lanes[shuffles[me]++ % 2];
+  lane[me] = x;
+  wait_for_others(AT_SHUFFLE);
+  return me % WARP + by < WARP ? lane[me + by] : x;
 }
 
-/* A fiber serves one thread of every block: it waits for the first block, and after each block for the next. */
+/* Run a thread of a block, then the next threads of its warp, until a new fiber has started one; wait for another block. */
 static void run_fiber(void) {
   for (;;) {
-    leave_fiber(ENDED);
-    body(body_args);
+    leave_fiber();
+    const int32_t from = standin_thread, to = from / WARP * WARP + WARP;
+    fiber *me = current;
+    for (int32_t i = from; i < to && states[i] == NEW; i++) {
+      standin_thread = i;
+      fiber_of[i] = me;
+      body(body_args);
+      states[i] = ENDED;
+    }
   }
 }
 
-/* Make the stack of fiber i, and run it until it waits for a block. */
-static bool make_fiber(int32_t i) {
-  fiber *f = &fibers[i];
+/* Make the stack of a fiber, and run the fiber until it waits for a block. */
+static bool make_fiber(fiber *f) {
   ucontext_t made, here;
   if (f->stack != NULL) return true;
   f->stack = malloc(STACK);
@@ -76,29 +87,29 @@ static bool make_fiber(int32_t i) {
   made.uc_stack.ss_size = STACK;
   made.uc_link = NULL;
   makecontext(&made, run_fiber, 0);
-  standin_thread = i;
+  current = f;
   if (_setjmp(scheduler) == 0) (void)swapcontext(&here, &made);
   return true;
 }
 
-static void continue_fiber(int32_t i) {
+/* A new thread i starts on fiber i, which is idle: earlier threads of the warp have started on earlier fibers. */
+static void continue_thread(int32_t i) {
   standin_thread = i;
-  if (_setjmp(scheduler) == 0) _longjmp(fibers[i].at, 1);
+  current = states[i] == NEW ? &fibers[i] : fiber_of[i];
+  if (_setjmp(scheduler) == 0) _longjmp(current->at, 1);
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------*/
 
-static int32_t count_threads(int32_t from, int32_t to, fiber_state state) {
+static int32_t count_threads(int32_t from, int32_t to, thread_state state) {
   int32_t n = 0;
   for (int32_t i = from; i < to; i++) {
-    n += fibers[i].state == state ? 1 : 0;
+    n += states[i] == state ? 1 : 0;
   }
   return n;
 }
-static void resume_threads(int32_t from, int32_t to) {
-  for (int32_t i = from; i < to; i++) {
-    fibers[i].state = READY;
-  }
+static void set_threads(int32_t from, int32_t to, thread_state state) {
+  memset(states + from, state, (size_t)(to - from));
 }
 
 /* Run each warp up to its next barrier, in the chosen order, so that warps are as far apart as barriers allow.  Then
@@ -108,13 +119,13 @@ static bool advance_block(int32_t threads, standin_order order) {
     const int32_t w = order == STANDIN_FORWARD ? k : threads - WARP - k;
     do {
       for (int32_t i = w; i < w + WARP; i++) {
-        if (fibers[i].state == READY) continue_fiber(i);
+        if (states[i] <= READY) continue_thread(i);
       }
-      if (count_threads(w, w + WARP, AT_SHUFFLE) == WARP) resume_threads(w, w + WARP);
-    } while (count_threads(w, w + WARP, READY) == WARP);
+      if (count_threads(w, w + WARP, AT_SHUFFLE) == WARP) set_threads(w, w + WARP, READY);
+    } while (states[w] == READY);
   }
   if (count_threads(0, threads, AT_BARRIER) != threads) return false;
-  resume_threads(0, threads);
+  set_threads(0, threads, READY);
   return true;
 }
 
@@ -131,7 +142,8 @@ extern char __start_standin_shared[], __stop_standin_shared[];
 
 static const char *run_block(const char *name, int32_t threads, standin_order order) {
   memset(__start_standin_shared, 0xff, (size_t)(__stop_standin_shared - __start_standin_shared));
-  resume_threads(0, threads);
+  set_threads(0, threads, NEW);
+  memset(shuffles, 0, (size_t)threads);
   while (advance_block(threads, order)) {
   }
   const int32_t ended = count_threads(0, threads, ENDED);
@@ -165,7 +177,7 @@ const char *standin_run(const char *name, void (*kernel)(void **), standin_order
   body_args = args;
   standin_threads = threads;
   for (int32_t i = 0; i < threads; i++) {
-    if (!make_fiber(i)) return "out of memory";
+    if (!make_fiber(&fibers[i])) return "out of memory";
   }
   for (int64_t i = 0; i < blocks; i++) {
     standin_block = block_at(order, i, blocks, &state);

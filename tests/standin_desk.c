@@ -29,6 +29,7 @@ typedef struct range {
   size_t bytes; /* size of the mapping, without the protected page behind it */
   memory_kind kind;
   bool is_open; /* the host can access the memory */
+  bool is_lent; /* work has accessed the memory, which is open until the work ends */
 } range;
 
 typedef struct work {
@@ -79,7 +80,13 @@ static void end_process(const char *text) {
 
 static void on_fault(int number, siginfo_t *info, void *context) {
   (void)number, (void)context;
-  if (kernel_fault != NULL) siglongjmp(*kernel_fault, 1);
+  if (kernel_fault != NULL) { /* run_all has locked the mutex */
+    range *of_work = find_range(info->si_addr);
+    if (of_work == NULL || of_work->is_open || of_work->is_lent) siglongjmp(*kernel_fault, 1);
+    of_work->is_lent = true;
+    protect(of_work, true);
+    return;
+  }
   (void)pthread_mutex_lock(&mutex);
   range *r = find_range(info->si_addr);
   if (r == NULL) {
@@ -94,7 +101,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
   (void)pthread_mutex_unlock(&mutex);
 }
 
-/* cmocka sets its own handler before each test, so every open sets this one again. */
+/* cmocka sets its own handler before each test, so every open and every wait set this one again. */
 static void catch_faults(void) {
   struct sigaction old, act = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
   if (sigaction(SIGSEGV, &act, &old) != 0) abort();
@@ -214,7 +221,7 @@ static const char *run_work(dv_desk *d, work *w) {
   void *args[STANDIN_MOST_ARGS];
   if (w->kernel >= 0) standin_place_args(w->kernel, w->arg, args);
   kernel_fault = &here;
-  if (sigsetjmp(here, 1) != 0) {
+  if (sigsetjmp(here, 0) != 0) {
     (void)snprintf(text, sizeof text, "%s, block %lld: an access outside of all memory",
                    w->kernel >= 0    ? standin_kernel_name(w->kernel)
                    : w->call != NULL ? "a call of BLAS"
@@ -241,9 +248,7 @@ static const char *run_work(dv_desk *d, work *w) {
 /* Run all work. After an error, or if `error` is not NULL, the rest does not run. */
 static const char *run_all(dv_desk *d, const char *error) {
   (void)pthread_mutex_lock(&mutex);
-  for (range *r = ranges; r != NULL; r = r->next) {
-    if (!r->is_open) protect(r, true);
-  }
+  catch_faults();
   while (d->first != NULL) {
     work *w = d->first;
     if (error == NULL) error = run_work(d, w);
@@ -252,7 +257,9 @@ static const char *run_all(dv_desk *d, const char *error) {
     free(w);
   }
   for (range *r = ranges; r != NULL; r = r->next) {
-    if (!r->is_open) protect(r, false);
+    if (!r->is_lent) continue;
+    r->is_lent = false;
+    protect(r, false);
   }
   (void)pthread_mutex_unlock(&mutex);
   return error;
