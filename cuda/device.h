@@ -189,7 +189,7 @@ typedef struct dv_flat {
   double old, take, forget, add, m, m2, eps, limit;
 } dv_flat;
 
-/* ng_matrix, and what its solve has computed (solve.c). F: the average; W: the result before it is rounded; e: eigenvalues; R, d:
+/* ng_matrix, and what its solve has computed (solve.c). F: the average; W: the result before it is rounded; e: eigenvalues, or L^-1; R, d:
  * the stored result. infos [2]: of the solvers; worst, column, parts [part_count]: for the checks; root [n]: see dv_solve_roots. */
 typedef struct dv_solve {
   const char *F;

@@ -1,7 +1,8 @@
 /* solve.c: the entry `solve`: the results of matrices, with their checks, without a wait of the host.
  *
- * Each matrix takes the steps of src/linalg/results.c; kernels of solve.cu check its result and store it if the checks pass. The
- * queue runs the matrices one after the other, so they share the scratch. */
+ * Each matrix takes the steps of src/linalg/results.c; kernels of solve.cu check its result and store it if the checks pass. Small
+ * matrices that need an inverse or a factor in double take one launch for the list. The queue runs all others one after the other,
+ * so they share the scratch. */
 #include "device_entries.h"
 #include "linalg/vector.h"
 
@@ -143,10 +144,58 @@ static void copy(ng_queue *q, ng_matrix *m, float *scratch) {
   }
 }
 
+/* ---- small matrices --------------------------------------------------------------------------*/
+
+/* Matrices of a launch: their scratch, at most 136 KiB each, fits in half of the scratch of the stage (ng_stage_begin). */
+enum { AT_ONCE = 512 };
+
+static bool is_small(const ng_matrix *m) {
+  return m->form == NG_FORM_SYMMETRIC && m->n <= NG_SMALL_SOLVE &&
+         (m->result == NG_RESULT_INVERSE || m->result == NG_RESULT_CHOLESKY) &&
+         ng_dtype_of_solve(m) == NG_F64;
+}
+
+static bool describe_small(ng_device *d, ng_matrix *m, dv_solve *s) {
+  const i64 n = m->n, count = ng_sym_count(n);
+  float *scratch = ng_stage_scratch(d, 4 * count + 2 * n + 80, sizeof *scratch);
+  if (scratch == NULL) return false;
+  *s = describe(m);
+  s->W = take(&scratch, 2 * count);
+  s->W_dtype = NG_F64;
+  s->e = take(&scratch, 2 * count);
+  s->column = take(&scratch, 2 * n);
+  s->residual_most = NG_RESIDUAL_MOST;
+  take_check_numbers(m, s, &scratch);
+  return true;
+}
+
+/* Solve the small matrices of the list. */
+static void solve_small(ng_queue *q, ng_matrix *const *list, i64 n) {
+  ng_device *d = q->device;
+  for (i64 i = 0; i < n;) {
+    if (!ng_stage_begin(d)) return;
+    dv_solve *to = ng_stage_allocate(d, AT_ONCE, sizeof *to);
+    if (to == NULL) return;
+    i64 made = 0;
+    for (; i < n && made < AT_ONCE; i++) {
+      if (!is_small(list[i])) continue;
+      if (!describe_small(d, list[i], &to[made++])) return;
+    }
+    void *at = ng_stage_address(d, to);
+    LAUNCH(d, dv_solve_small, made, &at);
+  }
+}
+
 void ng_device_solve(ng_queue *q, ng_matrix *const *list, i64 n, float *scratch) {
+  i64 small = 0;
+  for (i64 i = 0; i < n; i++) {
+    small += is_small(list[i]) ? 1 : 0;
+  }
+  if (small > 1) solve_small(q, list, n);
   for (i64 i = 0; i < n; i++) {
     ng_matrix *m = list[i];
     if (!ng_stage_begin(q->device)) return;
+    if (small > 1 && is_small(m)) continue;
     if (m->form != NG_FORM_SYMMETRIC || m->result == NG_RESULT_COPY) {
       copy(q, m, scratch);
     } else if (m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT) {

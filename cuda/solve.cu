@@ -31,7 +31,7 @@ NG_GLOBAL dv_join_infos(const int32_t *infos, int64_t h, int32_t *info) {
 
 /* One block: *worst <- the index of the largest diagonal entry of an inverse, or of the smallest one of L; -1 if a diagonal
  * entry is not positive and finite, or the solve failed. column <- this column of the inverse, or of the identity. */
-NG_GLOBAL dv_solve_take_column(const dv_solve *s) {
+NG_INLINE void dv_take_column(const dv_solve *s) {
   NG_SHARED double extreme[DV_THREADS];
   NG_SHARED int64_t place[DV_THREADS];
   const bool is_factor = s->result == DV_CHOLESKY;
@@ -68,10 +68,12 @@ NG_GLOBAL dv_solve_take_column(const dv_solve *s) {
   }
 }
 
+NG_GLOBAL dv_solve_take_column(const dv_solve *s) { dv_take_column(s); }
+
 /* A thread for each row: parts [blocks] <- the largest |(scale F + d I) x - e| of the rows of a block. */
-NG_GLOBAL dv_solve_residual(const dv_solve *s) {
+NG_INLINE void dv_find_residual(const dv_solve *s, int64_t block) {
   NG_SHARED double all[DV_THREADS];
-  const int64_t i = NG_BLOCK * DV_THREADS + NG_THREAD;
+  const int64_t i = block * DV_THREADS + NG_THREAD;
   double r = 0.0;
   if (i < s->n) {
     double y = 0.0;
@@ -82,11 +84,12 @@ NG_GLOBAL dv_solve_residual(const dv_solve *s) {
     r = fabs(s->scale * y + (s->shift + s->damping) * x - (i == *s->worst ? 1.0 : 0.0));
   }
   r = dv_block_largest(r, all);
-  if (NG_THREAD == 0) s->parts[NG_BLOCK] = r;
+  if (NG_THREAD == 0) s->parts[block] = r;
 }
+NG_GLOBAL dv_solve_residual(const dv_solve *s) { dv_find_residual(s, NG_BLOCK); }
 
 /* One block. */
-NG_GLOBAL dv_solve_accept(const dv_solve *s) {
+NG_INLINE void dv_accept(const dv_solve *s) {
   if (NG_THREAD != 0) return;
   bool is_good = *s->worst >= 0;
   for (int64_t k = 0; k < s->part_count; k++) {
@@ -95,6 +98,7 @@ NG_GLOBAL dv_solve_accept(const dv_solve *s) {
   *s->info = s->infos[0] != 0 ? s->infos[0] : s->infos[1];
   *s->accepted = is_good ? 1 : 0;
 }
+NG_GLOBAL dv_solve_accept(const dv_solve *s) { dv_accept(s); }
 
 /* ---- eigen -----------------------------------------------------------------------------------*/
 
@@ -182,19 +186,21 @@ NG_GLOBAL dv_solve_roots(const dv_solve *s) {
 
 /* ---- any result ------------------------------------------------------------------------------*/
 
-/* *accepted <- 0 if an element of W is not finite or not in the range of its dtype. */
-NG_GLOBAL dv_solve_check_range(const dv_solve *s) {
-  for (int64_t i = NG_BLOCK * DV_TILE + NG_THREAD; i < (NG_BLOCK + 1) * DV_TILE && i < s->count;
+/* Elements of one tile. *accepted <- 0 if an element of W is not finite or not in the range of its dtype. */
+NG_INLINE void dv_check_range(const dv_solve *s, int64_t tile) {
+  for (int64_t i = tile * DV_TILE + NG_THREAD; i < (tile + 1) * DV_TILE && i < s->count;
        i += DV_THREADS) {
     if (!(fabs((double)(float)dv_number(s->W, s->W_dtype, i)) <= s->largest)) *s->accepted = 0;
   }
 }
-NG_GLOBAL dv_solve_store(const dv_solve *s) {
-  for (int64_t i = NG_BLOCK * DV_TILE + NG_THREAD;
-       i < (NG_BLOCK + 1) * DV_TILE && i < s->count && *s->accepted != 0; i += DV_THREADS) {
+NG_GLOBAL dv_solve_check_range(const dv_solve *s) { dv_check_range(s, NG_BLOCK); }
+NG_INLINE void dv_store_result(const dv_solve *s, int64_t tile) {
+  for (int64_t i = tile * DV_TILE + NG_THREAD;
+       i < (tile + 1) * DV_TILE && i < s->count && *s->accepted != 0; i += DV_THREADS) {
     dv_put(s->R, s->R_dtype, i, dv_number(s->W, s->W_dtype, i));
   }
 }
+NG_GLOBAL dv_solve_store(const dv_solve *s) { dv_store_result(s, NG_BLOCK); }
 
 /* Return element i of the result of a diagonal matrix; an inverse or root is rounded to the dtype of d. */
 NG_INLINE double dv_diagonal_result(const dv_solve *s, int64_t i) {
@@ -218,5 +224,103 @@ NG_GLOBAL dv_solve_diagonal(const dv_solve *s) {
   if (NG_THREAD == 0) *s->accepted = bad == 0.0 ? 1 : 0;
   for (int64_t i = NG_THREAD; i < s->n && bad == 0.0; i += DV_THREADS) {
     dv_put(s->d, s->d_dtype, i, dv_diagonal_result(s, i));
+  }
+}
+
+/* ---- small matrices, all at once ---------------------------------------------------------------*/
+
+/* W <- L with W = L L', one column after the other. Return 0, or 1 + the column whose pivot is not positive and finite. */
+NG_INLINE int32_t dv_factor_small(double *W, int64_t n) {
+  for (int64_t j = 0; j < n; j++) {
+    NG_BARRIER();
+    const double pivot = W[dv_sym_at(n, j, j)], root = sqrt(pivot);
+    if (!(pivot > 0.0) || !(pivot - pivot == 0.0)) return (int32_t)j + 1;
+    NG_BARRIER();
+    for (int64_t i = j + NG_THREAD; i < n; i += DV_THREADS) {
+      const int64_t at = dv_sym_at(n, i, j);
+      W[at] = i == j ? root : W[at] / root;
+    }
+    NG_BARRIER();
+    const int64_t m = n - j - 1;
+    for (int64_t k = NG_THREAD; k < m * m; k += DV_THREADS) {
+      const int64_t row = j + 1 + k / m, col = j + 1 + k % m;
+      if (col <= row)
+        W[dv_sym_at(n, row, col)] -= W[dv_sym_at(n, row, j)] * W[dv_sym_at(n, col, j)];
+    }
+  }
+  return 0;
+}
+
+/* W = L <- (L L')^-1 by X = L^-1: a thread for each column of X, then for each element of X'X. */
+NG_INLINE void dv_invert_small(double *W, double *X, int64_t n) {
+  for (int64_t j = NG_THREAD; j < n; j += DV_THREADS) {
+    for (int64_t i = j; i < n; i++) {
+      double x = i == j ? 1.0 : 0.0;
+      for (int64_t k = j; k < i; k++) {
+        x -= W[dv_sym_at(n, i, k)] * X[dv_sym_at(n, k, j)];
+      }
+      X[dv_sym_at(n, i, j)] = x / W[dv_sym_at(n, i, i)];
+    }
+  }
+  NG_BARRIER();
+  for (int64_t k = NG_THREAD; k < n * n; k += DV_THREADS) {
+    const int64_t i = k / n, j = k % n;
+    double sum = 0.0;
+    for (int64_t l = i; l < n && j <= i; l++) {
+      sum += X[dv_sym_at(n, l, i)] * X[dv_sym_at(n, l, j)];
+    }
+    if (j <= i) W[dv_sym_at(n, i, j)] = sum;
+  }
+}
+
+/* x <- (L L')^-1 x: 2n steps, of which each finds one element and subtracts its column of L, then of L'. */
+NG_INLINE void dv_solve_column(const double *L, double *x, int64_t n) {
+  for (int64_t k = 0; k < 2 * n; k++) {
+    const int64_t j = k < n ? k : 2 * n - 1 - k;
+    NG_BARRIER();
+    const double y = x[j] / L[dv_sym_at(n, j, j)];
+    NG_BARRIER();
+    for (int64_t i = NG_THREAD; i < n; i += DV_THREADS) {
+      if (i == j) x[i] = y;
+      if (k < n && i > j) x[i] -= L[dv_sym_at(n, i, j)] * y;
+      if (k >= n && i < j) x[i] -= L[dv_sym_at(n, j, i)] * y;
+    }
+  }
+}
+
+/* One block for each matrix: its inverse or factor in double, with the checks of the kernels above. W, e [count] and column [n] are
+ * f64, and part_count is 1. */
+NG_GLOBAL dv_solve_small(const dv_solve *list) {
+  const dv_solve *s = &list[NG_BLOCK];
+  const int64_t n = s->n, tiles = (s->count + DV_TILE - 1) / DV_TILE;
+  double *W = (double *)(void *)s->W;
+  for (int64_t k = NG_THREAD; k < s->count; k += DV_THREADS) {
+    W[k] = s->scale * dv_number(s->F, s->F_dtype, k);
+  }
+  NG_BARRIER();
+  for (int64_t i = NG_THREAD; i < n; i += DV_THREADS) {
+    W[dv_sym_at(n, i, i)] += s->shift + s->damping;
+  }
+  const int32_t info = dv_factor_small(W, n);
+  NG_BARRIER();
+  if (info == 0 && s->result == DV_INVERSE) dv_invert_small(W, (double *)(void *)s->e, n);
+  if (NG_THREAD == 0) s->infos[0] = info;
+  if (NG_THREAD == 0) s->infos[1] = 0;
+  NG_BARRIER();
+  dv_take_column(s);
+  NG_BARRIER();
+  if (info == 0 && s->result == DV_CHOLESKY)
+    dv_solve_column(W, (double *)(void *)s->column, n);
+  NG_BARRIER();
+  dv_find_residual(s, 0);
+  NG_BARRIER();
+  dv_accept(s);
+  NG_BARRIER();
+  for (int64_t k = 0; k < tiles; k++) {
+    dv_check_range(s, k);
+  }
+  NG_BARRIER();
+  for (int64_t k = 0; k < tiles; k++) {
+    dv_store_result(s, k);
   }
 }

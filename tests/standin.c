@@ -294,6 +294,7 @@ CALL1(dv_solve_roots, const dv_solve *)
 CALL1(dv_solve_check_range, const dv_solve *)
 CALL1(dv_solve_store, const dv_solve *)
 CALL1(dv_solve_diagonal, const dv_solve *)
+CALL1(dv_solve_small, const dv_solve *)
 
 #define KERNEL(k)                                                                                  \
   { #k, run_##k, sizes_##k, sizeof sizes_##k / sizeof sizes_##k[0] }
@@ -365,7 +366,8 @@ static const struct {
                KERNEL(dv_solve_roots),
                KERNEL(dv_solve_check_range),
                KERNEL(dv_solve_store),
-               KERNEL(dv_solve_diagonal)};
+               KERNEL(dv_solve_diagonal),
+               KERNEL(dv_solve_small)};
 
 int32_t standin_find_kernel(const char *name) {
   for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {

@@ -260,6 +260,62 @@ static void info_counts_rows_of_the_matrix(void **arg) {
   }
 }
 
+/* Small matrices of a list take one launch. Results are those of single solves, up to the rounding of double times the condition
+ * number: the same acceptance and info, and nothing is stored for a matrix that is indefinite, has a NaN or is too large for f16. */
+static void a_list_is_solved_at_once(void **arg) {
+  enum { LIST = 32, ORDER = 130 };
+  static double R[LIST][ORDER * ORDER], want[ORDER * ORDER];
+  static _Alignas(64) float scratch[1 << 18];
+  static const int64_t orders[] = {1, 2, 17, 33, NG_SMALL_SOLVE, 5, 8, NG_SMALL_SOLVE + 1};
+  ng_queue device = *(ng_queue *)*arg;
+  ng_matrix m[LIST], *list[LIST];
+  ng_sym S[LIST];
+  memset(R, 0, sizeof R);
+  for (int i = 0; i < LIST; i++) {
+    const int64_t n = orders[i % 8], last = n - 1;
+    S[i] = sym_positive(n, 1.0);
+    if (i == 9) sym_set(S[i], last, last, -2.0f);
+    if (i == 10) sym_set(S[i], last, 0, NAN);
+    if (i == 11) sym_diagonal(S[i], 1e-8f);
+    m[i] = (ng_matrix){.result = i / 8 % 2 == 0 ? NG_RESULT_CHOLESKY : NG_RESULT_INVERSE,
+                       .n = n,
+                       .F = S[i].a,
+                       .R = R[i],
+                       .scale = 0.5,
+                       .shift = i == 11 ? 0.0 : 0.25,
+                       .damping = i == 11 ? 0.0 : 0.125,
+                       .average_dtype = NG_F32,
+                       .result_dtype = i == 11 || i >= 24 ? NG_F16 : NG_F32,
+                       .uses_double = i != 5, /* in f32: not at once */
+                       .accepted = -7,
+                       .info = -7};
+    list[i] = &m[i];
+  }
+  const dv_desk *desk = ng_device_desk(device.device);
+  const int64_t before = standin_count(desk).launches;
+  ng_linalg(&device)->solve(&device, list, LIST, scratch);
+  ng_queue_wait(&device);
+  kernels_check_device();
+  const int64_t launches = standin_count(desk).launches - before;
+  int64_t alone = 0;
+  for (int i = 0; i < LIST; i++) {
+    CASE("matrix %d, order %" PRId64, i, m[i].n);
+    ng_matrix one = m[i], *first = &one;
+    const int64_t at = standin_count(desk).launches;
+    one.R = memset(want, 0, sizeof want);
+    ng_linalg(&device)->solve(&device, &first, 1, scratch);
+    ng_queue_wait(&device);
+    kernels_check_device();
+    if (m[i].n > NG_SMALL_SOLVE || i == 5) alone += standin_count(desk).launches - at;
+    CHECK(m[i].accepted == one.accepted && m[i].info == one.info);
+    CHECK(one.accepted == (i < 9 || i > 11));
+    const double unit = m[i].result_dtype == NG_F16 ? 0x1p-10 : 0x1p-23;
+    CHECK(distance(R[i], want, m[i].result_dtype, ng_sym_count(m[i].n), false) <= unit);
+    sym_free(S[i]);
+  }
+  CHECK(launches == alone + 1);
+}
+
 int main(void) {
   static ng_queue device;
   if (KERNELS_FIRST == 0) return 77;
@@ -271,6 +327,7 @@ int main(void) {
       {"wrong_diagonals_are_refused", wrong_diagonals_are_refused, seed_restart, NULL, &device},
       {"info_counts_rows_of_the_matrix", info_counts_rows_of_the_matrix, seed_restart, NULL,
        &device},
+      {"a_list_is_solved_at_once", a_list_is_solved_at_once, seed_restart, NULL, &device},
   };
   return cmocka_run_group_tests_name("cuda solve", tests, seed_begin, NULL);
 }
