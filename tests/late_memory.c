@@ -46,8 +46,10 @@ static atomic_size_t used;
 static struct sigaction before;
 static _Thread_local char thread;
 static _Thread_local int steps; /* since the last wait */
+#if defined(STEP)
 /* pages that are accessible for one instruction, and protected again after it */
 static _Thread_local uintptr_t opened[4];
+#endif
 
 static void lock(void) { pthread_mutex_lock(&mutex); }
 static void unlock(void) { pthread_mutex_unlock(&mutex); }
