@@ -446,14 +446,27 @@ enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* ---- running properties ----------------------------------------------------------------------*/
 
+/* Return whether NG_TEST_MULT, if below 1, draws row `row` of a property. */
+static bool is_drawn(const property *p, int row) {
+  const char *share = getenv("NG_TEST_MULT");
+  rng r = {test_seed() + (uint64_t)row};
+  for (const char *c = p->name; *c != '\0'; c++) {
+    r.state = rng_mix(r.state + (uint64_t)*c);
+  }
+  return share == NULL || rng_real(&r) < strtod(share, NULL);
+}
+
+/* On every backend, or only on that of NG_LINALG. */
 static void check_property(void **state) {
   const property *p = *state;
+  const char *only = getenv("NG_LINALG");
   int rows = 0;
   for (const family *f = families; f < families + FAMILIES; f++) {
     const unsigned promises = f->promises | (f->predict != NULL ? PREDICTED : 0);
     if ((promises & p->promise) != p->promise) continue;
-    for (int32_t i = 0; test_backend(i) != NULL; i++, rows++) {
-      p->check(&(variant){f, test_backend(i)->name});
+    for (int32_t i = 0; only == NULL ? test_backend(i) != NULL : i < 1; i++, rows++) {
+      if (!is_drawn(p, rows)) continue;
+      p->check(&(variant){f, only != NULL ? only : test_backend(i)->name});
     }
   }
   if (rows == 0) fail_msg("no row promises it");

@@ -310,12 +310,12 @@ static void waits_are_few(const variant *v) {
   case_destroy(&s);
 }
 
-/* SGD and AdamW update bound weights in the step.  A late queue over a backend gives the bits of this backend. */
+/* SGD and AdamW update bound weights in the step.  A late queue over a backend of the host gives the bits of this backend. */
 static void late_updates_have_the_same_bits(const variant *v) {
   static const char *const update[] = {"sgd", "adamw"};
   const late_backend late =
       late_over(strcmp(v->linalg, "ref") == 0 ? &ng_backend_ref : ng_backend_at(0));
-  if (strcmp(v->linalg, late.backend.name) == 0) return;
+  if (strcmp(v->linalg, late.backend.name) == 0 || strcmp(v->linalg, "cuda") == 0) return;
   for (int k = 0; k < 4; k++) {
     test_case *s = usual_case(v, k < 2 ? 1 : 3);
     ng_options o = v_options(v);

@@ -7,8 +7,8 @@ set(natgrad_quick_tests
     cli_train example_00_hello example_10_digits_mlp example_20_three_layers
     example_30_cpp exports fuzz_options fuzz_safetensors fuzz_state header house python_core
     python_front_torch1 python_front_torch2 readme rooms sizes t_alloc t_arguments t_bindings
-    t_comm t_context t_convert t_data t_describe t_eigen t_engine t_golden t_linalg
-    t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone t_rows
+    standin_t_clip standin_t_norm standin_t_rankone standin_t_stages t_comm t_context t_convert t_data
+    t_describe t_eigen t_engine t_golden t_linalg t_models t_nn t_nn_forward t_norm t_options t_oracle t_properties t_published t_rankone t_rows
     t_settings t_state t_sym t_train t_vector t_window_golden)
 
 # cmocka gives each test `state`, and a table of functions gives each entry arguments; few read all.
@@ -226,6 +226,32 @@ target_link_libraries(natgrad_standin PRIVATE m)
 target_link_options(natgrad_standin PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/src/natgrad.map -Wl,-z,defs)
 add_dependencies(t_context natgrad_standin natgrad)
 target_compile_definitions(t_context PRIVATE NG_TEST_CUDA_LIBRARY="$<TARGET_FILE:natgrad_standin>" NG_TEST_OTHER_LIBRARY="$<TARGET_FILE:natgrad>")
+# Families, updates, ranks, states once more on the stand-in: a tenth of the random cases and of the rows of properties, of a seed
+# (NG_TEST_SEED); with a sanitizer a fiftieth of the sample. All: NG_LINALG=cuda NG_CUDA_LIBRARY=.../libnatgrad_standin.so t_properties.
+# Kernels and linear algebra run on the stand-in in their own tests (above). Others that open a context are not here:
+#   t_arrays            expects equal bits in all layouts; on a device SGD on dense f32 rows is in f32 (docs/cuda.md)
+#   t_context           has contexts without a device, and with the stand-in
+#   t_engine            expects refused arrays, some of which the stand-in can access
+#   t_gradient_rows     the host decides, so a device does not use gradient_rows
+#   t_alloc, t_fork     count memory and processes of the host
+#   t_family, t_golden, t_last, t_placements, t_same, t_to_owner, t_kernels_*, t_linalg ...    name their backends
+#   t_bindings, t_curvature_layers, t_finite_norm, t_groups, t_huge, t_idle, t_option_effects, t_quantify, t_shared_batch,
+#   t_window_ranks      more than 8 s each on fibers; t_properties* have their subjects
+set(natgrad_standin_sample t_clip t_norm t_rankone t_stages)
+set(natgrad_standin_tests ${natgrad_standin_sample} t_curvature t_ekfac t_family_calls t_family_matrix t_finite t_fisher t_gather
+    t_groups_ranks t_left_out t_oracle t_properties t_properties_data t_properties_life t_shards t_stale t_state t_window
+    t_window_layers t_window_state)
+set(natgrad_standin_share 0.1)
+if(NATGRAD_SANITIZE)
+  set(natgrad_standin_tests ${natgrad_standin_sample})
+  set(natgrad_standin_share 0.02)
+endif()
+foreach(test IN LISTS natgrad_standin_tests)
+  natgrad_test(standin_${test} LABEL unit COMMAND ${test})
+  add_dependencies(${test} natgrad_standin)
+  set_property(TEST standin_${test} APPEND PROPERTY ENVIRONMENT NG_LINALG=cuda NG_CUDA_LIBRARY=$<TARGET_FILE:natgrad_standin>
+               NG_TEST_MULT=${natgrad_standin_share})
+endforeach()
 add_executable(gpu_eva bench/gpu_eva.c ${natgrad_standin_sources})
 target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
