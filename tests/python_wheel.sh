@@ -45,6 +45,28 @@ except AttributeError:
 else:
     raise AssertionError("sgemm_ is visible in the process: the package brought a BLAS under its usual name")
 END
+if command -v nvcc >/dev/null; then
+  env/bin/pip wheel --quiet --no-deps -w "$work" ./python/natgrad-cuda
+  files=$(env/bin/python -m zipfile -l "$work"/natgrad_cuda-*.whl | awk '/^natgrad_cuda/ && !/dist-info/ { print $1 }')
+  [[ $files == natgrad_cuda/libnatgrad_cuda.so.0 ]] || { echo "natgrad-cuda has other files: $files" >&2; exit 1; }
+  env/bin/pip install --quiet --no-deps "$work"/natgrad_cuda-*.whl
+else
+  echo "natgrad-cuda is not built: nvcc (CUDA's compiler) is not installed"
+fi
+(cd env && bin/python) <<'END'
+import glob, os, natgrad
+from natgrad import _core, _cuda_libraries
+assert not glob.glob(os.path.join(os.path.dirname(natgrad.__file__), "lib", "*cuda*")), "natgrad itself has a library of GPUs"
+_cuda_libraries.load()
+with_library = bool(_cuda_libraries.folders("natgrad_cuda"))
+try:
+    _core.Precond(_core.Options(), linalg="cuda")
+except natgrad.Error as error:
+    print(error)
+    assert ("library does not open: libnatgrad_cuda.so.0" in str(error)) != with_library, error
+else:
+    assert with_library, "a context without the library natgrad_cuda"
+END
 if [[ -z ${torch:-} ]]; then
   echo "no PyTorch: tests that need none"
   cd tests/python && ../../env/bin/python -m unittest -q test_core test_abi

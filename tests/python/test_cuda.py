@@ -12,7 +12,13 @@ import natgrad
 from front import Case, loss_of, make_preconditioner, random_batch, small_conv_net
 from natgrad import _abi, _core, _cuda_libraries, _tensors
 
-STANDIN = os.path.join(os.environ["NG_TEST_BUILD_DIR"], "libnatgrad_standin.so")
+BUILD = os.environ.get("NG_TEST_BUILD_DIR")
+STANDIN = os.path.join(BUILD or "", "libnatgrad_standin.so")
+
+
+def setUpModule():
+    if BUILD is None:
+        raise unittest.SkipTest("NG_TEST_BUILD_DIR is not set: no build with the stand-in")
 
 
 class OnCuda(Case):
@@ -69,16 +75,18 @@ class OnCuda(Case):
 
 class Libraries(unittest.TestCase):
     def test_libraries_of_packages_are_loaded(self):
-        """Stand-ins named like the libraries in two layouts of NVIDIA's packages; a file that is no library is passed over."""
+        """Stand-ins named like the libraries in two layouts of NVIDIA's packages and in natgrad-cuda; a file that is no library is
+        passed over."""
         with tempfile.TemporaryDirectory() as folder:
             paths = [os.path.join(folder, "nvidia", *parts) for parts in (("cublas", "lib", "libcublas.so.12"),
                                                                         ("cu13", "lib", "libcusolver.so.12"))]
+            paths.append(os.path.join(folder, "natgrad_cuda", "libnatgrad_cuda.so.0"))
             for path in paths:
                 os.makedirs(os.path.dirname(path))
                 shutil.copy(STANDIN, path)
             with open(os.path.join(folder, "nvidia", "cublas", "lib", "libcublasLt.so.12"), "w", encoding="utf-8") as broken:
                 broken.write("no library")
-            with mock.patch.object(_cuda_libraries, "folders", lambda: [os.path.join(folder, "nvidia")]):
+            with mock.patch.object(_cuda_libraries, "folders", lambda package: [os.path.join(folder, package)]):
                 _cuda_libraries.load()
             with open("/proc/self/maps", encoding="utf-8") as maps:
                 loaded = maps.read()
