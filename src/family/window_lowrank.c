@@ -25,6 +25,7 @@ typedef struct lowrank {
   float *error, *next;        /* [d] e before and after this step */
   float *error_rest, *next_error_rest; /* [d] low parts of error and next */
   double *work;                        /* [floats] P and Q of this step */
+  int32_t finite; /* read_gradients needs a place for this result; sum_squares tells the same */
 } lowrank;
 
 static inline float *factors_address(const lowrank *s, int64_t place, const ng_low_rank_shape *v) {
@@ -158,10 +159,9 @@ static void fill_random(const char *name, float *Q, int64_t n) {
  * the weights. */
 static void set_initial_values(ng_block *b) {
   const ng_window *w = ng_window_of(b);
-  const lowrank *s = w->state;
+  lowrank *s = w->state;
   ng_queue *q = b->ctx->queue;
   int64_t n = 0, some = 0;
-  int32_t finite = 1; /* the kernel writes to this variable before ng_queue_wait below returns */
   for (int32_t i = 0; i < w->segments; i++) {
     const ng_slot *slot = b->segment[w->segment_order[i]].slot;
     ng_low_rank first = describe_iteration(b, i, w->places - 1);
@@ -170,7 +170,7 @@ static void set_initial_values(ng_block *b) {
                             .to = first.a.x,
                             .to_row = v->cols,
                             .to_col = 1,
-                            .finite = &finite};
+                            .finite = &s->finite};
     fill_random(slot->name, first.from.x + v->rank * v->rows, v->rank * v->cols);
     if (v->rank == 0 || slot->weight.data == NULL) continue;
     ng_kernels(q)->read_gradients(q, &weight, 1);
