@@ -27,8 +27,8 @@ typedef size_t length;
 #define dpftrs_ NG_BLAS_NAME(dpftrs_)
 #define ssyevd_ NG_BLAS_NAME(ssyevd_)
 #define dsyevd_ NG_BLAS_NAME(dsyevd_)
-#define sgeqrf_ NG_BLAS_NAME(sgeqrf_)
-#define sorgqr_ NG_BLAS_NAME(sorgqr_)
+#define sgeqrt_ NG_BLAS_NAME(sgeqrt_)
+#define slarfb_ NG_BLAS_NAME(slarfb_)
 #endif
 
 /* Names: s, d: f32, f64; pf: rectangular full packed. Arguments are as in the manual of LAPACK. */
@@ -47,11 +47,13 @@ extern void dsyevd_(const char *jobz, const char *uplo, const integer *n, double
                     const integer *lda, double *w, double *work, const integer *lwork,
                     integer *iwork, const integer *liwork, integer *info, length, length);
 
-extern void sgeqrf_(const integer *m, const integer *n, float *a, const integer *lda, float *tau,
-                    float *work, const integer *lwork, integer *info);
-extern void sorgqr_(const integer *m, const integer *n, const integer *k, float *a,
-                    const integer *lda, const float *tau, float *work, const integer *lwork,
-                    integer *info);
+extern void sgeqrt_(const integer *m, const integer *n, const integer *nb, float *a,
+                    const integer *lda, float *t, const integer *ldt, float *work, integer *info);
+extern void slarfb_(const char *side, const char *trans, const char *direct, const char *storev,
+                    const integer *m, const integer *n, const integer *k, const float *v,
+                    const integer *ldv, const float *t, const integer *ldt, float *c,
+                    const integer *ldc, float *work, const integer *ldwork, length, length, length,
+                    length);
 
 /* ---- products --------------------------------------------------------------------------------*/
 
@@ -207,22 +209,33 @@ static void eigen(ng_queue *q, int64_t n, void *V, ng_dtype t, void *w, void *wo
 
 /* ---- QR --------------------------------------------------------------------------------------*/
 
-enum { QR_BLOCK = 64 }; /* largest number of columns that LAPACK reduces in one block */
+enum { QR_BLOCK = 128 }; /* number of columns of a block of reflections */
 
 static int64_t qr_work(const ng_queue *q, int64_t m, int64_t n) {
-  (void)q, (void)m;
-  return (1 + QR_BLOCK) * n * (int64_t)sizeof(float);
+  (void)q;
+  return (m + 2 * QR_BLOCK) * n * (int64_t)sizeof(float);
 }
 
-/* The rows of X are the columns of LAPACK's matrix. */
+/* The rows of X are the columns of LAPACK's matrix. As sgeqrf and sorgqr, whose blocks have 32 columns. */
 static void qr(ng_queue *q, int64_t m, int64_t n, float *X, int64_t ldx, void *work, int *info) {
   (void)q;
-  const integer m_ = (integer)m, n_ = (integer)n, ld = (integer)ldx, size = (integer)(QR_BLOCK * n);
-  float *tau = work, *block = tau + n;
+  const int64_t block = n < QR_BLOCK ? n : QR_BLOCK;
+  const integer m_ = (integer)m, n_ = (integer)n, ld = (integer)ldx, nb = (integer)block;
+  float *V = work, *T = V + m * n, *room = T + QR_BLOCK * n;
   integer found = 0;
-  sgeqrf_(&m_, &n_, X, &ld, tau, block, &size, &found);
-  if (found == 0) sorgqr_(&m_, &n_, &n_, X, &ld, tau, block, &size, &found);
+  sgeqrt_(&m_, &n_, &nb, X, &ld, T, &nb, room, &found);
   *info = found;
+  if (found != 0) return;
+  for (int64_t j = 0; j < n; j++) {
+    memcpy(V + j * m, X + j * ldx, (size_t)m * sizeof *X);
+    memset(X + j * ldx, 0, (size_t)m * sizeof *X);
+    X[j * ldx + j] = 1.0f;
+  }
+  for (int64_t i = (n - 1) / block * block; i >= 0; i -= block) { /* Q <- (I - V T V') Q */
+    const integer rows = (integer)(m - i), cols = (integer)(n - i), k = cols < nb ? cols : nb;
+    slarfb_("L", "N", "F", "C", &rows, &cols, &k, V + i * m + i, &m_, T + i * block, &nb,
+            X + i * ldx + i, &ld, room, &cols, 1, 1, 1, 1);
+  }
 }
 
 const ng_linalg_ops ng_linalg_cpu = {
