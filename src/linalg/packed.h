@@ -38,7 +38,7 @@ ng_sym_blocks ng_sym_blocks_of(int64_t n, void *S, ng_dtype t);
 /* Implementations of the entries of ng_linalg_ops with the same names. */
 void ng_packed_add_gram(const ng_blas *f, ng_queue *q, ng_sym S, int64_t r0, int64_t m,
                         const float *X, int64_t rows, int64_t ldx, float alpha);
-/* Half of the rows of the result: 0: those of T1, 1: those of T2. Neither half reads the result of the other. */
+/* Half of the rows of the result. 0: the first h rows, by T1; 1: the other rows, by T2. Neither half reads the result of the other. */
 void ng_packed_mul_right(const ng_blas *f, ng_queue *q, ng_sym S, int32_t half, int64_t m,
                          const float *B, int64_t ldb, float *C, int64_t ldc);
 void ng_packed_mul_left(const ng_blas *f, ng_queue *q, ng_sym S, int32_t half, int64_t m,

@@ -355,7 +355,7 @@ static bool family_scans_gradients(const ng_block *b) {
 
 /* Enqueue the check of all gradients, except gradients that a family scans. The gradient of a parameter without statistics is
  * checked, too, because the station `measure`, which refuses it otherwise, comes after the averages. Return their number; *before:
- * whether some block observes one of them. */
+ * whether some block observes one of these gradients. */
 static int64_t check_gradients(ng_precond *p, bool *before) {
   const ng_emission *l = &p->step->emission;
   int64_t n = 0;
