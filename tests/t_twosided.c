@@ -515,6 +515,43 @@ static void directions(void **arg) {
   assert_true(e.is_stored && e.map == NULL && *e.u == 5.0f);
 }
 
+static int32_t decompositions[2]; /* in f32, in double */
+
+static void count_eigen(ng_queue *q, int64_t n, void *V, ng_dtype t, void *w, void *work,
+                        int *info) {
+  decompositions[t == NG_F64]++;
+  ng_linalg_ref.eigen(q, n, V, t, w, work, info);
+}
+
+/* A matrix that needs double is not decomposed in f32 first: |F|^2 / tr F tells it. */
+static void a_decomposition_in_f32_is_not_in_vain(void **state) {
+  ng_linalg_ops linalg = ng_linalg_ref;
+  ng_backend backend = ng_backend_ref;
+  ng_queue q = {.backend = &backend, .threads = 1};
+  float *scratch = malloc(SCRATCH * sizeof *scratch), R[MOST * MOST], d[MOST];
+  ng_sym S = sym_positive(MOST, 0.5);
+  linalg.eigen = count_eigen;
+  backend.linalg = &linalg;
+  for (int i = 0; i < 4; i++) {
+    const ng_result result = i % 2 == 0 ? NG_RESULT_EIGEN : NG_RESULT_ROOT;
+    ng_matrix m = {.n = MOST,
+                   .F = S.a,
+                   .scale = 1.0,
+                   .result = result,
+                   .p = 4.0,
+                   .average_dtype = NG_F32,
+                   .result_dtype = NG_F32,
+                   .R = R,
+                   .d = d};
+    memset(decompositions, 0, sizeof decompositions);
+    assert_int_equal(solve_matrix(&q, &m, 0.0, i < 2 ? 1e-3 : 1e-7, 0.0, scratch), 0);
+    assert_int_equal(decompositions[0], i < 2);
+    assert_int_equal(decompositions[1], i >= 2);
+  }
+  sym_free(S);
+  free(scratch);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(every_form_result_kind_and_dtype),
@@ -526,6 +563,7 @@ int main(void) {
       EACH(refreshes),
       EACH(iterations),
       EACH(directions),
+      cmocka_unit_test(a_decomposition_in_f32_is_not_in_vain),
   };
   return run_on_backends("twosided", tests, sizeof tests / sizeof tests[0]);
 }

@@ -199,6 +199,12 @@ typedef struct ng_matrix {
   double trace, largest_eigenvalue;
 } ng_matrix;
 
+/* Eigenvalues computed in f32 have an error of about 2^-24 of the largest eigenvalue. Return whether this error exceeds 1e-2 of the
+ * damping: then the weight 1 / (e + damping) of a small eigenvalue e would be wrong, and eigenvalues are computed in double. */
+static inline bool ng_eigen_needs_double(double largest, double damping) {
+  return 0x1p-24 * largest > 1e-2 * damping;
+}
+
 /* ---- operations ------------------------------------------------------------------------------*/
 
 /* The divisors (g[r] + damping_g) (a[c] + damping_a) + damping_both of the entries (r, c) of a matrix in the eigenbases of G and A; g, a:

@@ -178,9 +178,26 @@ static bool store_root(ng_queue *q, ng_matrix *m, float *V, const float *e, floa
   return store_result(m, tri, S);
 }
 
+/* Return whether the largest eigenvalue, which is at least |F|^2 / tr F, will need double: then f32 would be in vain. */
+static bool will_need_double(ng_queue *q, const ng_matrix *m) {
+  const int64_t tri = ng_sym_count(m->n);
+  const float *F = m->F;
+  double squares = 0.0, trace = 0.0, diagonal = 0.0;
+  if (m->average_dtype != NG_F32) return false;
+  ng_linalg_uncounted(q)->sum_squares(q, 1, tri, F, NG_F32, tri, &squares);
+  for (int64_t i = 0; i < m->n; i++) {
+    const double x = (double)F[ng_sym_at(m->n, i, i)];
+    trace += x;
+    diagonal += x * x;
+  }
+  return trace > 0.0 &&
+         ng_eigen_needs_double(m->scale * (2.0 * squares - diagonal) / trace, m->damping);
+}
+
 /* Compute eigenvectors and eigenvalues, in f32 or in double, and store them or the root. Return false if LAPACK or
  * check_eigen fails, or the result does not fit. The check reads f32 copies, because it detects failures only. */
 static bool decompose(ng_queue *q, ng_matrix *m, float *scratch) {
+  m->uses_double = m->uses_double || will_need_double(q, m);
   const ng_dtype t = ng_dtype_of_solve(m);
   const bool in_double = t == NG_F64;
   const int64_t n = m->n, full = ng_round16(n * n);

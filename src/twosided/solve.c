@@ -6,11 +6,6 @@
 
 #include <math.h>
 
-/* Eigenvalues computed in f32 have an error of about 2^-24 of the largest eigenvalue. If this error exceeds EIGEN_ERROR_MOST
- * times the damping, eigenvalues are computed in double: the weight 1 / (e + damping) of a small eigenvalue e would be wrong.
- * linalg/results.c has the same limit for its residual. */
-#define EIGEN_ERROR_MOST 1e-2
-
 void ng_matrix_measure(ng_queue *q, ng_matrix *m) {
   const bool diagonal = m->form == NG_FORM_DIAGONAL;
   const int64_t count = diagonal ? m->n : ng_sym_count(m->n);
@@ -38,8 +33,7 @@ static bool solve_again(ng_queue *q, ng_matrix *m, float *scratch) {
 /* More damping shifts the eigenvalues and does not change the decomposition, so the ladder has no damping rungs. */
 static int32_t retry_eigen(ng_queue *q, ng_matrix *m, float *scratch) {
   const bool single = ng_read_info(q, &m->accepted) != 0;
-  if (single &&
-      0x1p-24 * *ng_read_numbers(q, &m->largest_eigenvalue) <= EIGEN_ERROR_MOST * m->damping)
+  if (single && !ng_eigen_needs_double(*ng_read_numbers(q, &m->largest_eigenvalue), m->damping))
     return 0;
   m->uses_double = true;
   const bool twice = solve_again(q, m, scratch);
