@@ -8,7 +8,7 @@ and of the blocks of a 12-layer GPT (d = 768). Gradients are constant, so only t
 Steps of all programs are interleaved. The figures are medians of the elapsed time, and of the processor time of the process, which
 a busy machine changes less. A ratio is the median of the other program divided by the median of natgrad in the same kind of step.
 
-    NATGRAD_LIBRARY=build/libnatgrad.so.0 PYTHONPATH=python python bench/vs_matrix.py [--soap CLONE] [--optimizers CLONE]
+    env -u OPENBLAS_CORETYPE NATGRAD_LIBRARY=build/libnatgrad.so.0 PYTHONPATH=python python bench/vs_matrix.py [--soap CLONE] [--optimizers CLONE]
         [--rounds 2] [--frequency 10] [--layers 1] [--threads 2] [--networks gpt,resnet18] [muon soap shampoo]
 """
 import argparse
