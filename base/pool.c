@@ -37,7 +37,7 @@ struct ng_pool {
   int32_t n;
   void (*task)(void *arg, int32_t i);
   void *arg;
-  int32_t started; /* number of the last worker that has started */
+  int32_t started; /* number of workers that have started; the next one takes seat started + 1 */
 };
 
 /* About 40 us: with fewer, threads sleep between the layers of a small network; longer spinning takes a processor from other

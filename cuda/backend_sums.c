@@ -19,7 +19,7 @@ dv_view ng_device_view(const ng_view *v) {
   return x;
 }
 
-/* Describe the first `samples` samples of v and, unless c is NULL, the geometry of patches. */
+/* Describe the first `samples` samples of v. If c is not NULL, also describe the geometry of patches. */
 static dv_sum sum_of(const ng_view *v, int64_t samples, const ng_conv *c) {
   dv_sum s = {.x = ng_device_view(v), .samples = samples, .taps = 1};
   if (c == NULL) return s;

@@ -759,7 +759,7 @@ typedef struct ng_rank_plan {
   int32_t held;    /* blocks whose PD this rank computes */
   int32_t workers; /* ranks that compute PD of the same block */
   int64_t factors, sums, results, direction, moments, scratch; /* bytes, as in ng_report */
-  /* Bytes and number of messages in each station of ng_report_station; sums: "statistics". */
+  /* Bytes and messages of each station of ng_report_station; sums_*: station "statistics". */
   int64_t check_bytes, sums_bytes, share_bytes, deliver_bytes, agree_bytes, weights_bytes;
   int64_t sums_messages, share_messages, deliver_messages, weights_messages;
   double solve_cost, apply_cost;

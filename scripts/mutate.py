@@ -8,13 +8,17 @@
 
 A mutant is the source with one changed line, in C (base/, io/, src/, cli/, cuda/) or in Python (python/natgrad/).
 universalmutator and its rules for the language make the mutants.  A line is drawn with equal probability, then one mutant of
-that line; the seed determines the draws.  A mutant that does not compile, or whose object file (in Python: whose syntax tree)
-equals the original's or an earlier mutant's, or that this build leaves out, is replaced by another draw.  --only selects files, --tests selects tests.
+that line; the seed determines the draws.  Another draw replaces a mutant in three cases:
+- The mutant does not compile.
+- The object file (in Python: the syntax tree) equals the one of the original or of an earlier mutant.
+- This build does not compile the file.
+--only selects files, --tests selects tests.
 
 All work happens in copies of the tree under ROOM (the folder of --room).  One copy is built for gcov and runs every test once, to
-record which tests execute which line of C; a line of Python is executed by every test of Python.  For each mutant, the tests that execute its line run until one fails: quick tests, and
-tests that noticed other mutants of the file, run first.  The other copies, one for each job, are built at -O1; a mutant costs one
-object file and the links of its tests.  A test's time limit is 20 s plus five times its duration in the gcov copy; after a timeout
+record which tests execute which line of C; a line of Python is executed by every test of Python.  For each mutant, the tests
+that execute its line run until one fails: quick tests, and tests that noticed other mutants of the file, run first.  The other
+copies, one for each job, are built at -O1; a mutant costs one object file and the links of its tests.  A test's time limit is
+20 s plus five times its duration in the gcov copy; after a timeout
 it runs again with four times that limit, and a second timeout counts as noticed.  Lines that no test executes are reported
 separately.  Tests of style and of installation do not run, nor cli_bench, which measures time.
 

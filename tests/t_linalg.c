@@ -32,7 +32,7 @@ static void gemm_case(const ng_backend *on, ng_dtype t, bool ta, bool tb, int64_
        t, ta, tb, m, n, k, alpha, beta, pad);
   mat A = ta ? mat_random_of(t, k, m, pad) : mat_random_of(t, m, k, pad);
   mat B = tb ? mat_random_of(t, n, k, 2 * pad) : mat_random_of(t, k, n, 2 * pad);
-  /* beta = 0 must overwrite NaN */
+  /* mat_new_of fills C with NaN, which beta = 0 must overwrite */
   mat C = beta == 0.0 ? mat_new_of(t, m, n, 3 * pad) : mat_random_of(t, m, n, 3 * pad);
   double *old = dense_mat(C);
   DO(q, gemm, t, ta, tb, m, n, k, alpha, A.a, A.ld, B.a, B.ld, beta, C.a, C.ld);

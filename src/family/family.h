@@ -231,8 +231,8 @@ typedef struct ng_refusal {
 ng_status ng_family_check_list(const ng_refusal *list, size_t n, const ng_options *o, char *message,
                                size_t size);
 
-/* Return a field of part i of a statistic. Its name, which files contain, is "A_inverse" if the statistic A has one
- * part, and "A.0_inverse", "A.1_inverse", ... if A has several parts. */
+/* Return a field of part i of a statistic. The name of the field is the statistic's name, then ".i" if there are several
+ * parts, then `suffix`: with "_inverse", "A_inverse" or "A.0_inverse", "A.1_inverse", ... */
 ng_field ng_part_field(const ng_stat *s, int32_t i, const char *suffix, ng_dtype t, int64_t rows,
                        int64_t cols, void *data);
 /* Return the field of the average of part i; older: of s->part[i].older, with the suffix "_older". */

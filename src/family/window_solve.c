@@ -52,7 +52,7 @@ enum { MAX_RAISES = 3 };
 
 /* The arguments of one solve. */
 typedef struct solve_args {
-  const double *k; /* [places] G r, for x = r + G' b; NULL: x is the newest row, at head */
+  const double *k; /* [places] G r, where x = r + G' b or x = r; NULL: x is the row at head */
   double r;        /* |r|; 0 if k is NULL */
   double damping;  /* damping of this attempt */
   bool rest;       /* (gradient - row at head) / damping will be added */

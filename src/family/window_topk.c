@@ -28,8 +28,8 @@ typedef struct topk_rows {
   double *selectable; /* [groups, 3] results of count_pass */
   ng_flat_range *block;
   ng_dtype value_dtype;
-  uint16_t *index_in_block; /* [places, k] the values of each row */
-  char *value;              /* [places, k] the index of each value */
+  uint16_t *index_in_block; /* [places, k] the index of each value */
+  char *value;              /* [places, k] the values of each row */
   int32_t *block_begin; /* [places, row_blocks] position of a block's first entry, over all ranks */
   float *error, *next_error; /* [d] error feedback before and after this step */
   float gradient_factor;     /* factor of the gradient g in a = e + by g */

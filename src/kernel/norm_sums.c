@@ -11,7 +11,7 @@
 #include "kernel/row_loops.h"
 #include "simd.h"
 
-enum { TILE = 8192, LANES = 16, CHUNK = 64 }; /* CHUNK: samples whose q_i are stored at once */
+enum { TILE = 8192, LANES = 16, CHUNK = 64 }; /* CHUNK: number of q_i (observed.h) stored at once */
 
 /* ---- scratch ----------------------------------------------------------------------------------*/
 

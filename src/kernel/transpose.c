@@ -5,7 +5,7 @@
 #include "kernel/kernel.h"
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
-/* transpose4 transposes 4 x 4 elements in registers: four loads, eight shuffles, four stores. */
+/* Only these compilers have __builtin_shufflevector, which transposes 4 x 4 elements in registers. */
 typedef float four __attribute__((vector_size(16)));
 
 static inline void transpose4(const float *src, int64_t lds, float *dst, int64_t ldd) {

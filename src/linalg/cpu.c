@@ -185,7 +185,7 @@ static int64_t count_work_numbers(int64_t n) { return n > 1 ? 1 + 6 * n + 2 * n 
 static int64_t count_work_integers(int64_t n) { return n > 1 ? 3 + 5 * n : 1; }
 static int64_t round_to_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* `work` has the numbers, padded to a cache line, then the integers. */
+/* `work` starts with LAPACK's array of numbers, padded to a cache line. LAPACK's array of integers follows. */
 static int64_t eigen_work(const ng_queue *q, int64_t n, ng_dtype t) {
   (void)q;
   return round_to_lines(count_work_numbers(n) * ng_dtype_size(t)) +

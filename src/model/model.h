@@ -32,7 +32,7 @@ typedef struct ng_slot {
   int32_t param;      /* NG_WEIGHT, NG_BIAS */
   const char *name;   /* "conv1.weight"; of a tensor: the name of the tensor */
   int64_t rows, cols; /* weight [out, in/groups*kh*kw]; bias and tensors [1, count] */
-  /* number of groups of a convolution, which divide the rows, or the columns if rows = 1; otherwise 1 */
+  /* number of groups of a convolution, otherwise 1; a group is a range of rows, of a bias a range of columns */
   int64_t groups;
   ng_place grad, weight; /* bound arrays */
   bool is_on_device[2];  /* the gradient, the weight was bound as NG_DEVICE */

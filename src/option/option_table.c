@@ -285,15 +285,14 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
             "m; -1/2 (arXiv 2509.03378).\n"
             "  damping is a multiple of the mean eigenvalue, and L starts at the size of the first "
             "gradient. Needs stat_decay below 1.\n"
-            "- eigen, qr: no root. V is the average of D^2 in the eigenbases of L, with "
-            "stat_decay; PD "
-            "is F there, over sqrt(V / c) + damping.\n"
-            "  eigen computes eigenvectors, qr improves the basis by one orthogonal iteration; V "
-            "keeps "
-            "its place (the SOAP form of Distributed Shampoo)."),
+            "- eigen, qr: no root (the SOAP forms of Distributed Shampoo). V is the average of D^2 "
+            "in the eigenbases of L, with stat_decay.\n"
+            "  In these eigenbases, PD = F / (sqrt(V / c) + damping). V is neither permuted nor "
+            "rotated.\n"
+            "  eigen computes eigenvectors; qr improves the basis by one orthogonal iteration."),
     ROW(root_exponents, "gradient axes", "", .trait = NG_TRAIT_ROOTS,
         .check_text = ng_exponents_check,
-        .help = "Exponents of the roots, of the model: entries \"K: E\" or \"K: E1 E2 ...\" for "
+        .help = "Exponents of the roots, for all layers: entries \"K: E\" or \"K: E1 E2 ...\" for "
                 "parameters with K axes, separated by ';'.\n"
                 "Example: \"2: 0.5; 4: 0.25 * 0 *\". E means (L / c + damping I)^-E; 0: the axis "
                 "has no matrix; *: 1 / (2 K)."),

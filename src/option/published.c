@@ -397,7 +397,7 @@ static ng_status set_grafting(job *j) {
   return st;
 }
 
-/* The SOAP forms have matrices for vectors, if ignored_basis_change_dims does not exclude them. */
+/* In the SOAP forms (eigen, qr), vectors have a matrix L, because the default of ignored_basis_change_dims is {}. */
 static ng_status set_gram_form(job *j) {
   const ng_status st = set_word(j);
   if (st == NG_OK && !j->full->given[NG_OPTION_vector_factor])

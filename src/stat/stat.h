@@ -165,8 +165,8 @@ void ng_stat_init(ng_queue *q, ng_stat *s);
  * itself; then the caller calls ng_stat_count_samples. */
 void ng_stat_prepare(ng_stat *s, int64_t samples, int64_t first, int64_t whole);
 void ng_stat_scale_old(ng_queue *q, const ng_stat *s); /* S <- mix.old S */
-/* The sum is one vector S: S[i] <- mix.old S[i] + c x[i] for i < n, + rest for other i. x: results of the queue. Then wait; if
- * x[0] is NaN, return NG_SKIPPED, and S does not change. is_late: no wait, and S[0] becomes NaN. */
+/* Add to a sum that is one vector S: S[i] <- mix.old S[i] + c x[i] for i < n, mix.old S[i] + rest for i >= n. The queue
+ * computes x. Wait; if x[0] is NaN, leave S unchanged and return NG_SKIPPED. is_late: do not wait; a NaN makes S[0] NaN. */
 ng_status ng_stat_add(ng_queue *q, const ng_stat *s, const double *x, int64_t n, double c,
                       double rest);
 void ng_stat_count_samples(ng_stat *s);

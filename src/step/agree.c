@@ -56,7 +56,7 @@ ng_status ng_groups_compare(ng_precond *p) {
   static const char *const name[2] = {"stage_group", "model_group"};
   const ng_comm *const group[2] = {p->ctx->stages, p->ctx->model};
   const int32_t W = p->ctx->ranks;
-  /* For the model group and the stage group: 1 if the group was given, then its size (split by ng_hash_split). */
+  /* Of each group in name[]: 1 if the group was given, otherwise 0; then the size of the group, split by ng_hash_split. */
   double x[2][1 + NG_HASH_PIECES];
   for (int i = 0; i < 2; i++) {
     x[i][0] = group[i] != NULL;

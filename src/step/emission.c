@@ -138,7 +138,7 @@ void ng_emission_plan_direction(ng_block *b, ng_plan *plan) {
 
 static bool is_delivered(const ng_block *b) { return b->filled_by == NG_BY_ENGINE; }
 
-/* Return the address of the first element of range D of a segment in b->direction. */
+/* Return the address in b->direction of the first element of region D of segment k. */
 static float *stored_direction_at(const ng_block *b, int32_t k, const ng_region *D) {
   const ng_segment *s = &b->segment[k];
   return b->direction + s->offset + D->row * s->slot->cols + D->col;

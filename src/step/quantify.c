@@ -162,7 +162,7 @@ static double neighbour_ratio(const ng_quantify *q, neighbour x) {
   return fmax(q->extreme[0], fmin(q->extreme[1], r));
 }
 
-/* Find the two neighbours of each quartile; list their bins, ascending, and return the number of bins. */
+/* Find the two neighbours of each quartile. Write the bins of all neighbours, ascending, each once; return their number. */
 static int32_t find_neighbours(const ng_quantify *q, int64_t n, neighbour *x, uint32_t *bin) {
   int32_t bins = 0;
   for (int k = 0; k < NEIGHBOURS; k++) {
