@@ -227,9 +227,8 @@ typedef struct ng_context_config {
   void *executor_user;
   /* Threads of the library's loops: the caller's thread and threads - 1 of a pool.  0: NG_THREADS
    * of the environment, or one per online processor.  With OpenBLAS, these threads also compute
-   * products, each by a BLAS of one thread: openblas_set_num_threads(1) until the product ends,
-   * then the number at ng_context_create.  Factorizations, and any other BLAS, use the threads of
-   * BLAS.  Contexts that run at the same time share the processors: set `threads` and
+   * products, each by a BLAS of one thread: openblas_set_num_threads(1) until the product ends, in
+   * the whole process.  Factorizations, and any other BLAS, use the threads of BLAS.  Contexts that run at the same time share the processors: set `threads` and
    * OPENBLAS_NUM_THREADS (MKL_NUM_THREADS) of each to its share. */
   int32_t threads;
   /* Receives a line for the log, without newline: "step: n = 12 clip = 0.031".  NULL: no log. */
@@ -587,7 +586,8 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          layer is called several times, observe its output gradients in reverse order; at most
  *          8 inputs may wait for their output gradient.
  *          NG_DEVICE: the call does not wait.  Work that follows on ng_context_config.queue may
- *          change or free the array.  (Token numbers and sharded layers: the call waits.)
+ *          change or free the array; if `queue` is NULL, after the step.  (Token numbers and sharded
+ *          layers: the call waits.)
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
  *          in the same order; one rank adds the gathered array; all get the same status.
  * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients

@@ -222,7 +222,7 @@ static void test_accumulate(void **state) {
   for (int round = 0; round < test_repetitions(ROUNDS); round++) {
     float narrow[STRIDE * (N + MORE)], was[STRIDE * (N + MORE)];
     double wide[STRIDE * (N + MORE)], x[N];
-    const bool is_bad = round % 4 == 3, is_wide = round % 2 == 0, adds_nan = round % 8 == 7;
+    const bool is_bad = round % 4 == 3, is_wide = round / 8 % 2 == 0, adds_nan = round % 8 == 7;
     for (int i = 0; i < N; i++)
       x[i] = rng_value(&r);
     if (is_bad) x[0] = (double)NAN;

@@ -107,7 +107,9 @@ static void add_diagonal(ng_block *b, const ng_obs *o, const ng_side *side, call
                                .dtype = t,
                                .old = 1.0,
                                /* round alpha to f32, as ng_gram.alpha does */
-                               .fresh = t == NG_F64 ? alpha : (double)(float)alpha};
+                               .fresh = t == NG_F64 ? alpha : (double)(float)alpha,
+                               .adds_nan = o->is_late};
+  /* a NaN or Inf of any column must reach the sum: accumulate looks at the first number only */
   ng_kernels(q)->sum_squares(q, &squares, 1);
   ng_kernels(q)->accumulate(q, &add, 1);
 }

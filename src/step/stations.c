@@ -63,12 +63,13 @@ static ng_status fold_statistic(ng_precond *p, ng_stat *s) {
   return NG_OK;
 }
 
-/* Fold all statistics of a block. If one fold fails, fold the other statistics nevertheless. */
-static ng_status fold_block(ng_precond *p, ng_block *b) {
+/* Fold the statistics of a block that observe gradients, or all others. If one fold fails, fold the other statistics nevertheless. */
+static ng_status fold_block(ng_precond *p, ng_block *b, bool of_gradients) {
   static const char *const what[NG_OBSERVED_KINDS] = {"inputs", "output gradients", "gradients"};
   ng_status st = NG_OK;
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
+    if ((s->observed == NG_OBSERVED_FLATGRAD) != of_gradients) continue;
     if (fold_statistic(p, s) == NG_OK) continue;
     st = ng_fail(p->ctx, NG_SKIPPED,
                  "layer '%s': its %s are not finite or their sum overflowed, or the average %s "
@@ -92,13 +93,15 @@ static ng_status reduce_statistics(ng_precond *p) {
     if (ng_block_statistics_due(x->block)) ng_stat_scan(p->ctx->queue, x->stat);
   }
   ng_queue_wait(p->ctx->queue);
-  for (int32_t i = 0; i < p->blocks; i++) {
-    ng_block *b = p->block[i];
+  /* gradients last, because a step that any other fold refuses does not fold them */
+  for (int32_t i = 0; i < 2 * p->blocks; i++) {
+    ng_block *b = p->block[i % p->blocks];
+    const bool of_gradients = i >= p->blocks;
     if (!ng_block_statistics_due(b)) continue;
-    ng_exchange_mark_observed(b);
+    if (!of_gradients) ng_exchange_mark_observed(b);
     const double t0 = ng_now_ms();
-    if (fold_block(p, b) == NG_SKIPPED) p->step->has_refused = true;
-    b->observe_ms = b->step_observe_ms + ng_now_ms() - t0;
+    if (fold_block(p, b, of_gradients) == NG_SKIPPED) p->step->has_refused = true;
+    b->observe_ms = (of_gradients ? b->observe_ms : b->step_observe_ms) + ng_now_ms() - t0;
     b->step_observe_ms = 0.0;
   }
   ng_queue_wait(p->ctx->queue);
