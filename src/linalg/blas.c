@@ -1,8 +1,8 @@
 /* blas.c: the products of BLAS, on the threads of the queue.
  *
  * BLAS has threads of its own. For products of medium size they gain nothing: they sleep, or spin on the processors of the
- * other threads, when a call comes. So such a product is cut into pieces, which the threads of the queue compute with a
- * BLAS of one thread. Small products are one piece, and large ones are left to the threads of BLAS. Only OpenBLAS changes
+ * other threads, when a call comes. So a product is cut into pieces, which the threads of the queue compute with a
+ * BLAS of one thread. Only a large product with fewer pieces than BLAS has threads is left to BLAS. Only OpenBLAS changes
  * its number of threads cheaply, so another BLAS always uses its own.
  *
  * No header is common to all BLAS implementations, so this file declares the symbols. Fortran passes all arguments by
@@ -102,12 +102,12 @@ static const double LARGE =
     5e8; /* multiply-adds from which on the threads of BLAS take the same time */
 
 /* Return into how many pieces a product of `work` multiply-adds with `size` rows or columns is cut. 0: BLAS computes it with
- * its own threads, because the product is tiny, or large but without a piece for every thread. */
+ * its own threads, because the product is tiny, or large and BLAS has more threads than pieces. */
 static int32_t count_pieces(const ng_queue *q, double work, int64_t size) {
-  if (q->set_blas_threads == NULL || q->threads < 2 || work < ONE_CALL) return 0;
-  const double most = fmin(work / PIECE, (double)(size / NARROWEST));
-  if (most >= q->threads) return q->threads;
-  return work > LARGE ? 0 : most < 2.0 ? 1 : (int32_t)most;
+  if (q->set_blas_threads == NULL || work < ONE_CALL) return 0;
+  const double most = fmin(fmin(work / PIECE, (double)(size / NARROWEST)), q->threads);
+  const int32_t pieces = most < 2.0 ? 1 : (int32_t)most;
+  return work > LARGE && pieces < q->get_blas_threads() ? 0 : pieces;
 }
 
 /* Run n tasks that call BLAS, each on one thread; n is 0 or from count_pieces. */
@@ -116,9 +116,11 @@ static void run_tasks(const ng_queue *q, int32_t n, void (*task)(void *arg, int3
     task(arg, 0);
     return;
   }
-  q->set_blas_threads(1);
+  const int threads = q->get_blas_threads();
+  if (threads > 1)
+    q->set_blas_threads(1); /* 1: perhaps another thread of the process restores the number */
   ng_queue_run(n > 1 ? q : NULL, n, task, arg);
-  q->set_blas_threads(q->blas_threads);
+  if (threads > 1) q->set_blas_threads(threads);
 }
 
 /* Cut `size` into `pieces` at multiples of NARROWEST; 0 pieces are one. */
@@ -279,11 +281,17 @@ static void add_part(void *arg, int32_t i) {
  * into parts, whose number does not depend on the number of threads, and the parts are added in order. */
 static void add_narrow_gram(ng_queue *q, ng_sym S, int64_t r0, int64_t m, const float *X,
                             int64_t rows, int64_t ldx, float alpha) {
-  narrow_gram g = {.X = X, .m = m, .rows = rows, .ldx = ldx, .parts = 1, .alpha = alpha};
+  narrow_gram g; /* without an initialiser, which would clear `product` */
+  g.X = X;
+  g.m = m;
+  g.rows = rows;
+  g.ldx = ldx;
+  g.parts = 1;
+  g.alpha = alpha;
   while (g.parts < PARTS && (g.parts + 1) * m * m <= NARROW * NARROW &&
          (g.parts + 1) * PART_ROWS <= rows)
     g.parts++;
-  if (g.parts > 1 && q->set_blas_threads != NULL && q->threads > 1) {
+  if (g.parts > 1 && q->set_blas_threads != NULL) {
     run_tasks(q, g.parts, add_part, &g);
   } else {
     ng_queue_run(NULL, g.parts, add_part, &g);

@@ -65,9 +65,13 @@ static bool find_symbol(const char *name, void *out) {
   return address != NULL;
 }
 
+/* openblas_get_parallel: 1 for threads of its own. With OpenMP, openblas_set_num_threads frees buffers that another thread may
+ * use; without threads, OpenBLAS may not be safe to call from several. */
 const char *ng_blas_open(ng_queue *q) {
-  int (*count)(void);
-  if (find_symbol(NG_BLAS_TEXT(openblas_get_num_threads), &count)) q->blas_threads = count();
+  int (*parallel)(void);
+  if (!find_symbol(NG_BLAS_TEXT(openblas_get_parallel), &parallel) || parallel() != 1 ||
+      !find_symbol(NG_BLAS_TEXT(openblas_get_num_threads), &q->get_blas_threads))
+    return NULL;
   (void)find_symbol(NG_BLAS_TEXT(openblas_set_num_threads), &q->set_blas_threads);
   return NULL;
 }

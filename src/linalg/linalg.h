@@ -96,9 +96,9 @@ struct ng_queue {
   void (*run)(void *executor, int32_t n, void (*task)(void *arg, int32_t i), void *arg);
   void *executor;
   int32_t threads; /* number of threads, and of the pieces of a loop */
-  /* Set the number of threads of BLAS in this process; NULL: unknown, or not cheap. blas_threads: their number at `open`. */
+  /* Set or return the number of threads of BLAS in this process; set NULL: not known, or not cheap */
   void (*set_blas_threads)(int threads);
-  int32_t blas_threads;
+  int (*get_blas_threads)(void);
   int64_t pending; /* number of entries called since the last wait */
   /* state of a backend with a device (cuda/backend.h); NULL: the backend computes on the host */
   struct ng_device *device;
