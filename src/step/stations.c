@@ -80,6 +80,13 @@ static ng_status fold_block(ng_precond *p, ng_block *b, bool of_gradients) {
   return st;
 }
 
+static bool has_statistic_of_gradients(const ng_block *b) {
+  for (int32_t i = 0; i < b->stats; i++) {
+    if (b->stat[i].observed == NG_OBSERVED_FLATGRAD) return true;
+  }
+  return false;
+}
+
 /* Reduce the due sums over ranks and fold them into averages. Perhaps only this rank knows that a fold overflowed, because
  * with statistics = local only the owner folds. So ng_engine.has_refused stores the refusal until `agree`. */
 static ng_status reduce_statistics(ng_precond *p) {
@@ -97,7 +104,7 @@ static ng_status reduce_statistics(ng_precond *p) {
   for (int32_t i = 0; i < 2 * p->blocks; i++) {
     ng_block *b = p->block[i % p->blocks];
     const bool of_gradients = i >= p->blocks;
-    if (!ng_block_statistics_due(b)) continue;
+    if (!ng_block_statistics_due(b) || (of_gradients && !has_statistic_of_gradients(b))) continue;
     if (!of_gradients) ng_exchange_mark_observed(b);
     const double t0 = ng_now_ms();
     if (fold_block(p, b, of_gradients) == NG_SKIPPED) p->step->has_refused = true;
