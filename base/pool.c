@@ -40,8 +40,8 @@ struct ng_pool {
   int32_t started; /* number of workers that have started; the next one takes seat started + 1 */
 };
 
-/* About 100 us on an AMD EPYC: with fewer, threads sleep between the layers of a small network; longer spinning takes a processor from other
- * processes and gains nothing. */
+/* Number of pauses: together about 100 us on an AMD EPYC, longer than most gaps between the loops of a small network, and so short
+ * that other processes lose little. */
 enum { SPINS = 1000 };
 
 static void pause_spinning(void) {

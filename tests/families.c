@@ -456,7 +456,7 @@ static bool is_drawn(const property *p, int row) {
   return share == NULL || rng_real(&r) < strtod(share, NULL);
 }
 
-/* On every backend, or only on that of NG_LINALG. */
+/* On every backend. If NG_LINALG is set: on this backend only. */
 static void check_property(void **state) {
   const property *p = *state;
   const char *only = getenv("NG_LINALG");

@@ -260,8 +260,9 @@ static void info_counts_rows_of_the_matrix(void **arg) {
   }
 }
 
-/* Small matrices of a list take one launch. Results are those of single solves, up to the rounding of double times the condition
- * number: the same acceptance and info, and nothing is stored for a matrix that is indefinite, has a NaN or is too large for f16. */
+/* One launch solves all small matrices of a list. A result equals the result of a solve of its own, up to the rounding of double
+ * times the condition number; acceptance and info are equal. Nothing is stored for a matrix that is indefinite, has a NaN, or whose
+ * result is too large for f16. */
 static void a_list_is_solved_at_once(void **arg) {
   enum { LIST = 32, ORDER = 130 };
   static double R[LIST][ORDER * ORDER], want[ORDER * ORDER];

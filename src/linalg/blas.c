@@ -98,8 +98,7 @@ enum {
   PIECE = 1 << 21,    /* multiply-adds of a piece, at least: 10 to 20 us */
   NARROWEST = 32      /* columns or rows of a piece, at least */
 };
-static const double LARGE =
-    5e8; /* multiply-adds from which on the threads of BLAS take the same time */
+static const double LARGE = 5e8; /* multiply-adds, about 2 ms: BLAS's threads need less to begin */
 
 /* Return into how many pieces a product of `work` multiply-adds with `size` rows or columns is cut. 0: BLAS computes it with
  * its own threads, because the product is tiny, or large and BLAS has more threads than pieces. */
