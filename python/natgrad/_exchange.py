@@ -19,6 +19,7 @@ COVARIANCES = ("activation_covariance", "gradient_covariance")
 COUNTS = ("num_activation_covariance_processed", "num_gradient_covariance_processed")
 BASES = ("activation_eigenvectors", "activation_eigenvalues", "gradient_eigenvectors", "gradient_eigenvalues")
 LAMBDA, LAMBDA_COUNT = "lambda_matrix", "num_lambda_processed"
+ARGUMENTS = "factor_arguments.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 
 
@@ -113,6 +114,9 @@ def save_kronfluence(curvature, folder, samples, positions):
     os.makedirs(folder, exist_ok=True)
     for file, tensors in files.items():
         write_safetensors(_path(folder, file), tensors)
+    if not os.path.exists(os.path.join(folder, ARGUMENTS)):  # kronfluence finds no factors without it
+        with open(os.path.join(folder, ARGUMENTS), "w", encoding="utf-8") as file:
+            json.dump({"strategy": "ekfac"}, file)
 
 
 def _read_files(folder, names):

@@ -1,6 +1,7 @@
 """Powers of the damped Kronecker curvature of layers: for influence functions, Laplace approximations and pruning."""
 import contextlib
 import ctypes as c
+import weakref
 
 import torch
 from torch import nn
@@ -91,6 +92,12 @@ def _record_problem(module):
     return None
 
 
+def _destroy(library, handles, ctx):
+    for handle in handles.values():
+        library.ng_curvature_destroy(c.byref(handle))
+    library.ng_context_destroy(c.byref(ctx))
+
+
 class Curvature:
     """K = G (x) A of each layer, with its eigenvalues and eigenvectors, and M = (K + damping I)^power.
 
@@ -112,6 +119,7 @@ class Curvature:
     def __init__(self, factors, threads=0):
         self._library, self._ctx, self._handles, self.factors = load_library(), c.c_void_p(), {}, {}
         self.is_corrected = False  # correct() was called
+        weakref.finalize(self, _destroy, self._library, self._handles, self._ctx)  # also at the end of the process
         config, why = _core.new_struct(_abi.ng_context_config), c.create_string_buffer(1024)
         config.threads = threads
         status = self._library.ng_context_create(_abi.VERSION, c.byref(config), why, len(why), c.byref(self._ctx))
@@ -177,12 +185,6 @@ class Curvature:
             for p, g in gradients:
                 p.grad = g
             kfac.close()
-
-    def __del__(self):
-        if getattr(self, "_ctx", None):
-            for handle in self._handles.values():
-                self._library.ng_curvature_destroy(c.byref(handle))
-            self._library.ng_context_destroy(c.byref(self._ctx))
 
     def _check(self, layer, status):
         if status < 0:
@@ -254,6 +256,7 @@ class Curvature:
 
     def save_kronfluence(self, folder, samples, positions=1):
         """Write the factors into the four covariance files of kronfluence; after correct(), also eigenvectors, eigenvalues and Lambda.
+        factor_arguments.json, which kronfluence needs, is written unless the folder has it.
 
         folder     .../factors_NAME of kronfluence
         samples    the number N of samples of the factors

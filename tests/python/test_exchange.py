@@ -1,4 +1,6 @@
 """Factors in the conventions of kronfluence and laplace-torch: recordings of kronfluence, float64 sums, damaged files."""
+import copy
+import importlib.util
 import math
 import os
 import tempfile
@@ -14,6 +16,7 @@ from natgrad import _exchange
 from test_curvature import batches_of, dense_factors, net_with_dropout, sum_of_losses
 
 POSITIONS = {"0": 16}
+ARGUMENTS = [_exchange.ARGUMENTS]
 FILES = [name + ".safetensors" for name in _exchange.COVARIANCES + _exchange.COUNTS]
 
 
@@ -95,7 +98,7 @@ class Exchange(Case):
             _exchange.write_safetensors(os.path.join(folders[0], file + ".safetensors"), {
                 name: torch.tensor([counts[name][count]]) if count else arrays[f"{name}.{key}"] for name in names})
         curvature.save_kronfluence(folders[1], case["steps"] * case["batch"])
-        self.assertEqual(*(sorted(os.listdir(folder)) for folder in folders))
+        self.assertEqual(sorted(os.listdir(folders[0]) + ARGUMENTS), sorted(os.listdir(folders[1])))
         D = {name: torch.ones_like(arrays[f"{name}.lambda"], dtype=torch.float64) for name in names}
         want = curvature.apply(D, 0.01)
         for folder in folders:
@@ -116,7 +119,7 @@ class Exchange(Case):
         model, batches = net_with_dropout(), batches_of((7, 4))
         curvature = natgrad.Curvature.accumulate(model, batches, sum_of_losses)
         curvature.save_kronfluence(self.folder, 11, POSITIONS)
-        self.assertEqual(sorted(os.listdir(self.folder)), sorted(FILES))
+        self.assertEqual(sorted(os.listdir(self.folder)), sorted(FILES + ARGUMENTS))
         A, G, n_A, n_G = (_exchange.read_safetensors(os.path.join(self.folder, file)) for file in FILES)
         for name, (left, right) in dense_factors(model, batches).items():
             count = 11 * POSITIONS.get(name, 1)
@@ -239,6 +242,88 @@ class Exchange(Case):
             other.save_kronfluence(self.folder, 9)
         for x in natgrad.Curvature.load_kronfluence(self.folder).factors["fc"]:
             self.assertTrue(torch.equal(x, eye.double()))  # the refused call changed no file
+
+
+def skip_without(package):
+    """Skip where the package is not installed; `make check-all` installs it where the Python index has it."""
+    return unittest.skipUnless(importlib.util.find_spec(package), f"{package} is not installed")
+
+
+class RealPackages(Case):
+    """The packages themselves read natgrad's files and lists, and natgrad reads theirs."""
+
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = holder.name
+        self.model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5), nn.Tanh(),
+                                   nn.Linear(5, 4))
+        self.data = torch.utils.data.TensorDataset(torch.randn(12, 2, 4, 4), torch.randint(0, 4, (12,)))
+
+    def near(self, x, y, tolerance=1e-5):  # both packages compute in f32: 6e-8 to 2e-7 were measured
+        self.assertLess((x.double() - y.double()).abs().max(), tolerance * y.double().abs().max())
+
+    @staticmethod
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+    def accumulate(self):
+        return natgrad.Curvature.accumulate(self.model, torch.utils.data.DataLoader(self.data, batch_size=5), self.loss)
+
+    @skip_without("kronfluence")
+    def test_kronfluence_scores_with_factors_of_natgrad(self):
+        from kronfluence.analyzer import Analyzer, prepare_model
+        from kronfluence.arguments import FactorArguments, ScoreArguments
+        from kronfluence.task import Task
+        test = self
+
+        class Classification(Task):
+            def compute_train_loss(self, batch, model, sample=False):
+                return test.loss(model, batch)
+
+            def compute_measurement(self, batch, model):
+                return test.loss(model, batch)
+
+        analyzer = Analyzer("run", prepare_model(copy.deepcopy(self.model), Classification()), Classification(), cpu=True,
+                            output_dir=self.folder, disable_tqdm=True, disable_model_save=True)
+        analyzer.fit_all_factors("theirs", dataset=self.data, per_device_batch_size=5,
+                                 factor_args=FactorArguments(strategy="ekfac", use_empirical_fisher=True))
+        theirs = natgrad.Curvature.load_kronfluence(os.path.join(self.folder, "run", "factors_theirs"), POSITIONS)
+        ours = self.accumulate()
+        for name, pair in ours.factors.items():
+            for x, y in zip(theirs.factors[name], pair):
+                self.near(x, y)
+        with ours.record(self.model) as samples:
+            self.loss(self.model, self.data[:]).backward()
+        ours.correct(samples)
+        ours.save_kronfluence(os.path.join(self.folder, "run", "factors_ours"), len(self.data), POSITIONS)
+        scores = {}
+        for factors in ("theirs", "ours"):
+            analyzer.compute_pairwise_scores(factors, factors_name=factors, query_dataset=self.data, train_dataset=self.data,
+                                             per_device_query_batch_size=5, score_args=ScoreArguments(damping_factor=1e-3))
+            scores[factors] = analyzer.load_pairwise_scores(factors)["all_modules"]
+        for curvature in (theirs, ours):
+            self.near(curvature.scores(samples, samples, damping=1e-3), scores["theirs"])
+        self.near(scores["ours"], scores["theirs"])
+
+    @skip_without("laplace")
+    def test_laplace_has_the_evidence_of_blocks_of_natgrad(self):
+        from laplace import KronLaplace
+        from laplace.curvature import CurvlinopsEF
+        from laplace.utils import Kron
+        found = []
+        for blocks in (None, self.accumulate().to_laplace(self.model, len(self.data))):
+            posterior = KronLaplace(copy.deepcopy(self.model), "classification", backend=CurvlinopsEF)
+            posterior.fit(torch.utils.data.DataLoader(self.data, batch_size=len(self.data)))
+            if blocks:
+                for x, y in zip(posterior.H_facs.kfacs, blocks):
+                    self.near(*(torch.kron(*pair) if len(pair) == 2 else pair[0] for pair in (x, y)))
+                posterior.H = Kron(blocks).decompose()
+            else:
+                again = natgrad.Curvature.from_laplace(posterior.H_facs.kfacs, self.model, len(self.data))
+                self.near(*(torch.tensor(c.trace()) for c in (again, self.accumulate())))
+            found.append(posterior.log_marginal_likelihood(torch.tensor(2.0)))
+        self.near(found[1], found[0])
 
 
 if __name__ == "__main__":
