@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the tests or a script of a published program with natgrad.compat in place of its package `kfac`.
+"""Run the tests or a script of a published program with natgrad.compat in place of its package `kfac` (M-FAC: `optim`).
 
     scripts/published.py FOLDER                  the 14 tests of a clone of gpauloski/kfac-pytorch that use public names
     scripts/published.py FOLDER SCRIPT [ARGS]    a script of the clone, unchanged; also under torchrun
@@ -16,9 +16,9 @@ TESTS = ("preconditioner_test.py", "training_test.py", "hyperparams_test.py", "s
 
 
 def replace_package():
-    """Let `import kfac` and `import kfac.MODULE` find natgrad.compat and its public modules."""
+    """Let `import kfac`, `import kfac.MODULE` and M-FAC's `import optim` find natgrad.compat and its public modules."""
     import natgrad.compat as kfac
-    sys.modules["kfac"] = kfac
+    sys.modules["kfac"] = sys.modules["optim"] = kfac
     for module in pkgutil.iter_modules(kfac.__path__):
         if not module.name.startswith("_"):
             sys.modules[f"kfac.{module.name}"] = importlib.import_module(f"natgrad.compat.{module.name}")

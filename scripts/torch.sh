@@ -21,7 +21,7 @@ install_current_torch() {
 install_partners() {
   "$folder/bin/python" -c 'import transformers, accelerate, lightning, peft, kronfluence, laplace' 2>/dev/null && return
   "$folder/bin/pip" install --quiet transformers==5.24.0 accelerate==1.15.0 lightning==2.6.6 peft==0.21.2 datasets \
-    einops opt-einsum linear-operator
+    einops opt-einsum linear-operator pytest
   "$folder/bin/pip" install --quiet --no-deps timm==1.0.31 kronfluence==1.0.1 einconv laplace-torch==0.3 asdfghjkl==0.1a4 \
     backpack-for-pytorch==1.7.1 curvlinops-for-pytorch unfoldNd
   "$folder/bin/python" -c 'import transformers, accelerate, lightning, peft, kronfluence, laplace'

@@ -229,6 +229,8 @@ class PublishedPrograms(unittest.TestCase):
         "examples/train.py": "import sys, kfac, helper, kfac.enums, testing\n"
                              "from kfac.preconditioner import KFACPreconditioner\n"
                              "print(KFACPreconditioner.__module__, helper.number, testing.number, __name__, sys.argv[1:])",
+        "optim.py": "raise ImportError('the published module')",
+        "main_optim.py": "from optim import *\nprint(MFAC.__module__)",
         "testing/__init__.py": "number = 6",
         "tests/preconditioner_test.py": "from kfac.preconditioner import KFACPreconditioner\ndef test_name():\n"
                                         "    assert KFACPreconditioner.__module__.startswith('natgrad.')",
@@ -253,6 +255,7 @@ class PublishedPrograms(unittest.TestCase):
     def test_script_finds_compat_and_its_own_files(self):
         self.assertEqual(self.run_published("FOLDER", "examples/train.py", "--epochs", "2"),
                          (0, "natgrad.compat._kaisa 5 6 __main__ ['--epochs', '2']\n"))
+        self.assertEqual(self.run_published("FOLDER", "main_optim.py"), (0, "natgrad.compat._istdaslab\n"))
         for wrong in ((), ("FOLDER/none",)):
             status, text = self.run_published(*wrong)
             self.assertEqual((status, "scripts/published.py FOLDER" in text), (2, True))
