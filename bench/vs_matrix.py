@@ -55,7 +55,8 @@ def make_muon(args):
     def torch_muon(model):
         return torch.optim.Muon(model.parameters(), lr=0.02)
 
-    return {"natgrad, f32": (lambda m: natgrad.Muon(m, lr=0.02), None), "torch, f32": (torch_muon, step_plain),
+    return {"natgrad, f32": (lambda m: natgrad.Muon(m, lr=0.02), None),
+            "natgrad, bf16": (lambda m: natgrad.Muon(m, lr=0.02, muon_rounding="fused"), None), "torch, f32": (torch_muon, step_plain),
             "torch, bf16": (torch_muon, None)}, 1
 
 

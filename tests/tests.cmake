@@ -51,6 +51,7 @@ set(natgrad_unit_tests
     t_arrays
     t_assign
     t_axes
+    t_bf16
     t_bindings
     t_clip
     t_comm
@@ -212,7 +213,7 @@ add_library(natgrad_device_objects OBJECT ${natgrad_cuda_sources} ${natgrad_stan
 target_include_directories(natgrad_device_objects PRIVATE include src base cuda tests)
 target_link_libraries(natgrad_device_objects PRIVATE PkgConfig::CMOCKA)
 target_compile_definitions(natgrad_device_objects PRIVATE DV_PACKED=512)
-foreach(test t_axes t_cuda t_cuda_eva t_cuda_solve t_eigen t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_kernels_window t_linalg
+foreach(test t_axes t_bf16 t_cuda t_cuda_eva t_cuda_solve t_eigen t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_kernels_window t_linalg
              t_linalg_long t_rows t_strides t_sym t_twosided t_vector)
   target_sources(${test} PRIVATE $<TARGET_OBJECTS:natgrad_device_objects>)
   target_include_directories(${test} PRIVATE cuda)
@@ -257,7 +258,7 @@ target_include_directories(gpu_eva PRIVATE cuda tests)
 target_link_libraries(gpu_eva PRIVATE m)
 natgrad_share(directions t_kernels_emit t_kernels_measure)
 natgrad_share(io_check t_npy t_safetensors_read t_safetensors_write)
-natgrad_share(linalg_check t_axes t_cuda_solve t_eigen t_linalg t_linalg_long t_rows t_sym t_twosided t_vector)
+natgrad_share(linalg_check t_axes t_bf16 t_cuda_solve t_eigen t_linalg t_linalg_long t_rows t_sym t_twosided t_vector)
 natgrad_share(misuse t_describe t_engine)
 natgrad_share(pictures t_kernels_gram)
 natgrad_share(huge_model t_finite t_huge)

@@ -15,12 +15,12 @@ int32_t ng_version(void) { return NG_VERSION; }
 int32_t ng_build_info(char *text, size_t size) {
   const ng_blas_info blas = ng_blas_describe();
   char line[1024];
-  const int n =
-      snprintf(line, sizeof line,
-               "version = %d.%d.%d\ncommit = %s\ncompiler = %s\nlinalg = %s\nblas = %s\n"
-               "kernel = %s\nblas threads = %d\nhint = %s\n",
-               NG_VERSION_MAJOR, NG_VERSION_MINOR, NG_VERSION_PATCH, NG_COMMIT, NG_COMPILER,
-               ng_backend_at(0)->name, blas.name, blas.kernel, blas.threads, blas.hint);
+  const int n = snprintf(line, sizeof line,
+                         "version = %d.%d.%d\ncommit = %s\ncompiler = %s\nlinalg = %s\nblas = %s\n"
+                         "kernel = %s\nbf16 = %s\nblas threads = %d\nhint = %s\n",
+                         NG_VERSION_MAJOR, NG_VERSION_MINOR, NG_VERSION_PATCH, NG_COMMIT,
+                         NG_COMPILER, ng_backend_at(0)->name, blas.name, blas.kernel,
+                         ng_bf16_describe(), blas.threads, blas.hint);
   if (text != NULL && size > 0) (void)snprintf(text, size, "%s", line);
   return n < (int)sizeof line ? n : (int)sizeof line - 1;
 }

@@ -10,6 +10,7 @@
  * address and appends the length of each CHARACTER argument by value (size_t since gfortran 8). */
 #include <string.h>
 
+#include "linalg/bf16.h"
 #include "linalg/packed.h"
 #include "linalg/vector.h"
 
@@ -93,7 +94,11 @@ static void square(ng_queue *q, bool transposed, int64_t n, int64_t k, double al
 }
 
 static void newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n, float *scratch) {
-  ng_host_newton_schulz(q, list, n, scratch, square);
+  const ng_bf16_body body = ng_bf16_find_body();
+  for (const ng_newton_schulz *x = list; x < list + n; x++) {
+    if (!ng_bf16_newton_schulz(q, body, x, scratch))
+      ng_host_newton_schulz(q, x, 1, scratch, square);
+  }
 }
 
 /* ---- Cholesky --------------------------------------------------------------------------------*/

@@ -231,10 +231,14 @@ typedef struct ng_newton_schulz {
   double epsilon, scale;
   ng_ns_rounding rounding;
 } ng_newton_schulz;
-/* Floats of scratch: three matrices of order n, n the smaller of rows and cols, and one of rows x cols. */
+/* Floats of scratch: three matrices of order n, n the smaller of rows and cols, and one of rows x cols. With rounding, sides are
+ * rounded up to 32 (blocks of bf16.h). */
 static inline int64_t ng_newton_schulz_scratch(const ng_newton_schulz *x) {
-  const int64_t n = x->rows < x->cols ? x->rows : x->cols;
-  return 3 * n * n + x->rows * x->cols;
+  const int64_t side = x->rounding == NG_NS_EXACT ? 1 : 32;
+  const int64_t rows = (x->rows + side - 1) / side * side;
+  const int64_t cols = (x->cols + side - 1) / side * side;
+  const int64_t n = rows < cols ? rows : cols;
+  return 3 * n * n + rows * cols;
 }
 
 /* The operations of one implementation; every entry is required. Callers pass valid inputs. `t` is the dtype of all void
@@ -355,6 +359,7 @@ typedef struct ng_blas_info {
   const char *hint;
 } ng_blas_info;
 ng_blas_info ng_blas_describe(void);
+const char *ng_bf16_describe(void); /* the instructions of products in bf16 (bf16.h) */
 /* ng_backend.open of `cpu`: find the functions for the threads of BLAS. */
 const char *ng_blas_open(ng_queue *q);
 

@@ -240,7 +240,7 @@ const ng_option_row ng_option_table[NG_OPTION_COUNT] = {
     ROW(muon_rounding, "muon", "none", MUON,
         ONE_OF_3(NG_MUON_, NO_ROUNDING, "none", EACH, "each", FUSED, "fused"),
         .help = "Rounding to bf16, as in the published programs, which iterate in bf16.\n"
-                "- none: f32; faster and closer to the exact iteration.\n"
+                "- none: f32; closer to the exact iteration. With AMX or AVX512_BF16 the other values are faster.\n"
                 "- each: after every operation, the product with s included (KellerJordan/Muon).\n"
                 "- fused: after each product with its sum (torch.optim.Muon)."),
 
