@@ -267,6 +267,7 @@ static const sim_setup rows[] = {
     {.method = "lowrank-mfac", .set = "window=3 window_rank=1 window_momentum=0.3 update=sgd"},
     {.method = "topk-adam", .set = "window_density=0.3 window_store=topk-layer"},
     {.method = "topk-adagrad", .set = "window_density=0.3 update=sgd"},
+    {.method = "kfac-adam", .set = PERIODS},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 

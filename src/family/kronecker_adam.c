@@ -21,6 +21,7 @@ typedef struct moving_basis {
   const ng_side *side;
   int32_t of_stat; /* part of the statistic of the side */
   float *Q;        /* [n, n] row i is vector i */
+  double trace;    /* of the average, read in NG_SOLVE_LIST */
 } moving_basis;
 
 struct ng_kron_adam {
@@ -122,17 +123,20 @@ static ng_status set_initial_values(ng_block *b) {
 
 /* ---- solve -----------------------------------------------------------------------------------*/
 
+static void read_measures(const ng_queue *q, moving_basis *x) {
+  x->trace = *ng_read_numbers(q, &x->matrix->trace);
+  x->matrix->is_good = ng_read_info(q, &x->matrix->finite) != 0;
+}
+
 /* Enqueue the new basis. Without a finite average, or if the average is 0, the old basis stays. */
 static void iterate(ng_block *b, const moving_basis *x) {
   ng_queue *q = b->ctx->queue;
   ng_matrix *m = x->matrix;
   const int64_t count = m->n * m->n;
-  const double trace = *ng_read_numbers(q, &m->trace);
-  m->is_good = ng_read_info(q, &m->finite) != 0;
   m->info = 0;
   m->finite = 1;
-  if (m->is_good && trace > 0.0) {
-    ng_matrix_iterate(q, m, x->Q, b->base.damping * trace / (double)m->n, ng_scratch(b));
+  if (m->is_good && x->trace > 0.0) {
+    ng_matrix_iterate(q, m, x->Q, b->base.damping * x->trace / (double)m->n, ng_scratch(b));
   } else {
     ng_linalg(q)->copy_rows(q, 1, count, x->Q, count, m->R, count);
   }
@@ -153,7 +157,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
   int32_t worst = 0;
   a->has_new_basis = true;
   for (int32_t i = 0; i < a->count; i++) {
-    const moving_basis *x = &a->basis[i];
+    moving_basis *x = &a->basis[i];
     const ng_stat *s = x->side->stat;
     if (s->owner != b->ctx->rank) continue;
     if (phase == NG_SOLVE_MEASURE) {
@@ -161,6 +165,8 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
       ng_matrix_measure(b->ctx->queue, x->matrix);
       x->side->solve_info[NG_INFO_RUNG] = 0.0f;
     } else if (phase == NG_SOLVE_LIST) {
+      read_measures(b->ctx->queue, x);
+    } else if (phase == NG_SOLVE_START) {
       iterate(b, x);
     } else if (check_iteration(b, x) > 0) {
       x->side->solve_info[NG_INFO_RUNG] = (float)(worst = NG_RUNG_LAST);

@@ -152,7 +152,7 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     m->F = b->stat->part[i].average;
     if (phase == NG_SOLVE_LIST && k->grams.moments.steps == 0.0) {
       ng_block_list_matrix(b, m, 0.0, NO_DAMPING, 0.0);
-    } else if (phase == NG_SOLVE_LIST) {
+    } else if (phase == NG_SOLVE_START && k->grams.moments.steps > 0.0) {
       ng_linalg(q)->copy_rows(q, m->n, m->n, k->basis[i], m->n, m->R, m->n);
     }
     if (phase != NG_SOLVE_CLIMB) continue;

@@ -187,6 +187,7 @@ static ng_status solve_due_blocks(ng_precond *p) {
   const ng_status sent = ng_any_block(p, ng_block_exchanges_traces) ? ng_exchange_traces(p) : NG_OK;
   if (sent != NG_OK) return sent;
   (void)run_solve_phase(p, NG_SOLVE_LIST);
+  (void)run_solve_phase(p, NG_SOLVE_START);
   solve_listed(p);
   ng_queue_wait(p->ctx->queue);
   log_rescued(p, before, run_solve_phase(p, NG_SOLVE_CLIMB));
