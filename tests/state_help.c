@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- a folder and its files ------------------------------------------------------------------*/
 
@@ -82,6 +83,8 @@ ng_status run_transfer(int32_t rank, ng_transport *t, void *arg) {
   const bool began = st >= NG_OK, own_part = x->last_part != NULL && rank == t->size - 1;
   const uint64_t before = began ? sim_fingerprint(&s) : 0;
   if (began && x->load != NULL) st = ng_load(s.p, x->load);
+  if (st >= NG_OK && x->before_save != 0 && rank == 0 && write(x->before_save, "", 1) != 1)
+    st = NG_ERR_FILE;
   if (st >= NG_OK && x->one != NULL) st = ng_save(s.p, x->one);
   if (st >= NG_OK && x->parts != NULL) st = ng_save_parts(s.p, own_part ? x->last_part : x->parts);
   const char *told = s.ctx != NULL ? ng_last_error(s.ctx) : s.message;

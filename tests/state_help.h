@@ -38,6 +38,7 @@ typedef struct transfer {
   /* files: load from `load`; save to one file; save in parts; NULL: skip this */
   const char *load, *one, *parts;
   const char *last_part; /* file of the last rank's part */
+  int before_save;       /* not 0: rank 0 writes one byte to this file descriptor before it saves */
   /* not NULL: the load fails on every rank, with a message that contains this text */
   const char *says;
   int32_t wrong_refusal[8]; /* 1 if the rank got another status or message */

@@ -95,25 +95,33 @@ static int64_t now_us(void) {
   return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-/* Save step 3 in parts from n ranks, in a child process; kill it after `us` microseconds, or let it end if us < 0. */
-static void save_in_child(int32_t n, const char *parts, int64_t us) {
+/* Save step 3 in parts from n ranks, in a child process; kill it `us` microseconds after the save began, or let it end
+ * if us < 0.  Return the microseconds from the beginning of the save to the end of the child. */
+static int64_t save_in_child(int32_t n, const char *parts, int64_t us) {
+  int began[2], status = 0;
+  char byte;
+  assert_int_equal(pipe(began), 0);
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
-    transfer x = {.parts = parts, .steps = 3};
+    transfer x = {.parts = parts, .steps = 3, .before_save = began[1]};
     _exit(ranks_run(n, run_transfer, &x, NULL) == NG_OK ? 0 : 1);
   }
-  int status = 0;
+  (void)close(began[1]);
+  assert_int_equal(read(began[0], &byte, 1), 1);
+  const int64_t since = now_us();
   if (us >= 0) {
     (void)usleep((useconds_t)us);
     (void)kill(child, SIGKILL);
   }
   assert_int_equal(waitpid(child, &status, 0), child);
   assert_true(WIFSIGNALED(status) ? us >= 0 : WEXITSTATUS(status) == 0);
+  (void)close(began[0]);
+  return now_us() - since;
 }
 
-/* A save of step 3 over the parts of step 2, by another number of ranks, is killed at a random moment.  Any number of
- * ranks then loads one of the two states, bit for bit. */
+/* A save of step 3 over the parts of step 2, by another number of ranks, is killed at a random moment of the save.  Any
+ * number of ranks then loads one of the two states, bit for bit. */
 static void any_number_of_ranks_resumes_after_a_kill(void **state) {
   const path parts = path_of("parts"), one = path_of("one");
   rng r = {test_seed()};
@@ -125,9 +133,7 @@ static void any_number_of_ranks_resumes_after_a_kill(void **state) {
       must_transfer(n, (transfer){.one = one.text, .steps = 2 + late});
       want[n - 1][late] = read_file(one.text, &size[n - 1][late]);
     }
-    const int64_t began = now_us();
-    save_in_child(n, parts.text, -1);
-    took[n - 1] = now_us() - began;
+    took[n - 1] = save_in_child(n, parts.text, -1);
     clear_folder();
   }
   const int64_t tries = test_repetitions(40);
@@ -136,7 +142,7 @@ static void any_number_of_ranks_resumes_after_a_kill(void **state) {
                   then = (int32_t)rng_between(&r, 1, MOST),
                   last = (int32_t)rng_between(&r, 1, MOST);
     must_transfer(first, (transfer){.parts = parts.text, .steps = 2});
-    save_in_child(then, parts.text, rng_below(&r, took[then - 1] + 1));
+    (void)save_in_child(then, parts.text, rng_below(&r, took[then - 1] + 1));
     saving += list_folder().n > first;
     must_transfer(last, (transfer){.load = parts.text, .one = one.text});
     size_t n;
