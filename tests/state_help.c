@@ -106,7 +106,8 @@ void must_transfer(int32_t ranks, transfer x) {
 void assert_refusal(const sim *s, const char *says, uint64_t before) {
   const char *message = ng_last_error(s->ctx);
   if (strstr(message, says) == NULL) fail_msg("message \"%s\" lacks \"%s\"", message, says);
-  if (strchr(message, '\n') != NULL) fail_msg("message has lines: \"%s\"", message);
+  for (const char *c = message; *c != 0; c++)
+    if ((unsigned char)*c < 32 || *c == 127) fail_msg("raw control character: \"%s\"", message);
   if (sim_fingerprint(s) != before) fail_msg("\"%s\": the call changed the object", message);
 }
 

@@ -259,6 +259,10 @@ static const struct {
     {KEPT, "blocks|conv|input_observations", "1e300", "'input_observations' of block 'conv'"},
     {KEPT, "blocks|more", "{}", "5 blocks, this model has 4"},
     {KEPT, "method", NULL, "no method"},
+    /* a control character of the manifest is not written raw */
+    {KEPT, "layers|0|name", "\"ma\\nrk\"", "ma?rk"},
+    {KEPT, "options|ma\x1brk", "\"1\"", "ma?rk"},
+    {KEPT, "options|damping", "\"ma\\u007frk\"", "ma?rk"},
 };
 
 /* JSON cannot hold text that is not UTF-8, so a model with such a name cannot be saved. */

@@ -121,6 +121,7 @@ set(natgrad_unit_tests
     t_published
     t_quantify
     t_queue
+    t_quotes
     t_rankone
     t_reports
     t_rows
