@@ -31,7 +31,7 @@ NG_GLOBAL dv_report_token(const dv_tokens *list, int64_t n) {
   if (i >= n || *list[i].bad == INT64_MAX) return;
   list[i].count[0] = DV_NAN;
   list[i].count[list[i].vocabulary] = (double)*list[i].bad;
-  list[i].count[list[i].vocabulary + 1] = (double)token_at(&list[i].x, *list[i].bad);
+  *(int64_t *)(void *)&list[i].count[list[i].vocabulary + 1] = token_at(&list[i].x, *list[i].bad);
 }
 
 NG_GLOBAL dv_accumulate(NG_ARGUMENT(dv_accumulation) a) {

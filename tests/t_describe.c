@@ -202,6 +202,9 @@ static void invalid_tokens_are_refused(void **state) {
   ng_array a = {.data = token, .dtype = NG_I64, .mem = NG_HOST, .ndim = 1, .shape = shape};
   fixture_fails(&f, ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG,
                 "token 0 of sample 1 is 5, expected 0 to 4");
+  token[1] = (INT64_C(1) << 53) + 1; /* not a double */
+  fixture_fails(&f, ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG,
+                "token 0 of sample 1 is 9007199254740993, expected 0 to 4");
   token[1] = -2;
   assert_int_equal(ng_observe_input(f.p, 0, &a, NG_COPY), NG_ERR_ARG);
   a.dtype = NG_I32;

@@ -124,10 +124,12 @@ static ng_status add_tokens(ng_block *b, const ng_obs *o, const ng_side *side, d
   const double c = alpha * s->mix.fresh;
   if (ng_stat_add(b->ctx->queue, s, count, vocabulary, c, 0.0) == NG_OK) return NG_OK;
   const int64_t at = (int64_t)count[vocabulary];
+  int64_t token;
+  memcpy(&token, &count[vocabulary + 1], sizeof token);
   return ng_fail(b->ctx, NG_ERR_ARG,
                  "layer '%s': token %lld of sample %lld is %lld, expected 0 to %lld", b->name,
-                 (long long)(at % o->positions), (long long)(at / o->positions),
-                 (long long)count[vocabulary + 1], (long long)vocabulary - 1);
+                 (long long)(at % o->positions), (long long)(at / o->positions), (long long)token,
+                 (long long)vocabulary - 1);
 }
 
 ng_status ng_kron_observe(ng_block *b, const ng_obs *o) {

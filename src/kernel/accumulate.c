@@ -15,7 +15,7 @@ void ng_shared_count_tokens(ng_queue *q, const ng_tokens *t, int64_t n) {
       if (k < 0 || k >= t->vocabulary) {
         t->count[0] = (double)NAN;
         t->count[t->vocabulary] = (double)i;
-        t->count[t->vocabulary + 1] = (double)k;
+        memcpy(&t->count[t->vocabulary + 1], &k, sizeof k);
       } else if (i / v->positions < t->samples) {
         t->count[k] += 1.0;
       }

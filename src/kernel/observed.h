@@ -132,7 +132,7 @@ typedef struct ng_squares {
 
 /* accumulate.c: count[v] <- how often token v occurs in the first `samples` samples; NG_NO_TOKEN is not counted. If a token
  * of any sample is invalid, count[0] <- NaN, and of the first invalid token count[vocabulary] <- the index (sample * positions +
- * position), count[vocabulary + 1] <- the token. */
+ * position), count[vocabulary + 1] <- the bits of the token, because a double rounds numbers above 2^53. */
 typedef struct ng_tokens {
   ng_view x; /* token numbers: i32 or i64, one column */
   int64_t samples, vocabulary;
