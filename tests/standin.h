@@ -91,6 +91,7 @@ enum { STANDIN_FAULT = 71 };
 typedef struct standin_counts {
   int64_t launches, copies, zeros, waits, calls; /* calls: of BLAS and solvers */
   int64_t bytes;                                 /* bytes of all copies */
+  int64_t device_blocks;                         /* allocations of memory of the device */
   /* number of times that the host accessed managed memory that was on the device */
   int64_t migrations;
 } standin_counts;
@@ -98,6 +99,7 @@ typedef enum standin_failure {
   STANDIN_NO_FAILURE,
   STANDIN_ALLOCATION,
   STANDIN_LAUNCH,
+  STANDIN_CALL, /* of BLAS and solvers */
   STANDIN_WAIT
 } standin_failure;
 struct dv_desk;

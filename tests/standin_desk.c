@@ -5,7 +5,10 @@
  *   - memory of the device: an access of the host ends the process
  *   - managed memory: an access of the host is counted, and the memory is open to the host until the next launch
  *   - behind each allocation and in freed memory: an access of a kernel fails the launch by name
- * The begin of new memory is filled with NaN. Memory of the host (dv_alloc_host) and of tests is always open. */
+ * The begin of new memory is filled with NaN. Memory of the host (dv_alloc_host) and of tests is always open.
+ *
+ * Desks of one stream of the caller share its work. A wait runs the work of its stream; by turns before all work of other streams, after
+ * it, and alternating with it, because nothing orders streams. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -34,6 +37,7 @@ typedef struct range {
 
 typedef struct work {
   struct work *next;
+  dv_desk *desk;
   int32_t kernel, threads; /* kernel < 0: a call, a copy, or without `from` zeros */
   int64_t blocks;
   _Alignas(8) char arg[STANDIN_ARG_BYTES];
@@ -43,8 +47,16 @@ typedef struct work {
   size_t bytes;
 } work;
 
-struct dv_desk {
+typedef struct stream {
+  struct stream *next;
+  void *handle; /* of the caller; NULL: the stream of one desk */
+  int32_t desks;
   work *first, **end;
+  char error[200]; /* of work that the wait of another stream has run; "": none */
+} stream;
+
+struct dv_desk {
+  stream *stream;
   bool is_capturing;
   /* NG_STANDIN_NOW is set: work runs at the call, because a test with arrays of the host frees an array after the call. */
   bool runs_now;
@@ -56,6 +68,8 @@ struct dv_desk {
 /* Ranges and the fibers of standin.c are shared by all desks, whose threads may be different. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static range *ranges;
+static stream *streams; /* of callers */
+static int64_t waits;   /* of all desks; decides the order of streams */
 static struct sigaction before;
 static _Thread_local sigjmp_buf
     *kernel_fault; /* where a launch ends after a fault; NULL: no launch runs */
@@ -145,6 +159,7 @@ static const char *allocate(dv_desk *d, size_t bytes, memory_kind kind, void **o
   return NULL;
 }
 const char *dv_alloc(dv_desk *d, size_t bytes, void **out) {
+  d->counts.device_blocks++;
   return allocate(d, bytes, ON_DEVICE, out);
 }
 const char *dv_alloc_host(dv_desk *d, size_t bytes, void **out) {
@@ -201,21 +216,24 @@ static const char *note(dv_desk *d, const work *w) {
   if (copy == NULL) return "out of memory";
   *copy = *w;
   copy->next = NULL;
+  copy->desk = d;
   (void)pthread_mutex_lock(&mutex);
   for (range *r = ranges; r != NULL; r = r->next) {
     if (r->desk != d || r->kind != MANAGED || !r->is_open) continue;
     r->is_open = false;
     protect(r, false);
   }
-  if (d->first == NULL) d->end = &d->first;
-  *d->end = copy;
-  d->end = &copy->next;
+  stream *s = d->stream;
+  if (s->first == NULL) s->end = &s->first;
+  *s->end = copy;
+  s->end = &copy->next;
   (void)pthread_mutex_unlock(&mutex);
   return d->runs_now ? run_all(d, NULL) : NULL;
 }
 
-static const char *run_work(dv_desk *d, work *w) {
+static const char *run_work(work *w) {
   static char text[200];
+  dv_desk *d = w->desk;
   sigjmp_buf here;
   const char *error = NULL;
   void *args[STANDIN_MOST_ARGS];
@@ -245,24 +263,46 @@ static const char *run_work(dv_desk *d, work *w) {
   return error;
 }
 
-/* Run all work. After an error, or if `error` is not NULL, the rest does not run. */
+/* After an error the rest of a stream does not run. */
+static void run_next(stream *s) {
+  work *w = s->first;
+  if (w == NULL) return;
+  const char *error = s->error[0] == '\0' ? run_work(w) : NULL;
+  if (error != NULL) (void)snprintf(s->error, sizeof s->error, "%s", error);
+  s->first = w->next;
+  free(w->copy);
+  free(w);
+}
+
+/* Run all work of the stream of d, unless `error` is not NULL. */
 static const char *run_all(dv_desk *d, const char *error) {
+  static _Thread_local char text[sizeof(((stream *)0)->error)];
+  enum { OTHERS_LATER, OTHERS_FIRST, IN_TURN, ORDERS };
   (void)pthread_mutex_lock(&mutex);
   catch_faults();
-  while (d->first != NULL) {
-    work *w = d->first;
-    if (error == NULL) error = run_work(d, w);
-    d->first = w->next;
-    free(w->copy);
-    free(w);
+  stream *mine = d->stream;
+  const int64_t order = waits++ % ORDERS;
+  if (error != NULL) (void)snprintf(mine->error, sizeof mine->error, "%s", error);
+  for (stream *s = streams; s != NULL && order == OTHERS_FIRST; s = s->next) {
+    while (s != mine && s->first != NULL) {
+      run_next(s);
+    }
   }
+  while (mine->first != NULL) {
+    run_next(mine);
+    for (stream *s = streams; s != NULL && order == IN_TURN; s = s->next) {
+      if (s != mine) run_next(s);
+    }
+  }
+  (void)snprintf(text, sizeof text, "%s", mine->error);
+  mine->error[0] = '\0';
   for (range *r = ranges; r != NULL; r = r->next) {
     if (!r->is_lent) continue;
     r->is_lent = false;
     protect(r, false);
   }
   (void)pthread_mutex_unlock(&mutex);
-  return error;
+  return text[0] != '\0' ? text : NULL;
 }
 
 /* Memory of the host that is not from dv_alloc_host is copied at the call, as by CUDA. */
@@ -297,6 +337,7 @@ const char *dv_launch(dv_desk *d, const char *kernel, int64_t blocks, int32_t th
 }
 const char *standin_note(dv_desk *d, void (*run)(const void *args), const void *args,
                          size_t bytes) {
+  if (fails_now(d, STANDIN_CALL)) return "a call fails on demand";
   work w = {.kernel = -1, .call = run, .copy = malloc(bytes)};
   if (w.copy == NULL) return "out of memory";
   memcpy(w.copy, args, bytes);
@@ -310,17 +351,48 @@ const char *dv_wait(dv_desk *d) {
 
 /* ---- open, measure ---------------------------------------------------------------------------*/
 
-const char *dv_open(int32_t index, void *stream, dv_desk **out) {
-  (void)stream;
+/* Return the stream of the caller, or a new stream. */
+static stream *join_stream(void *handle) {
+  (void)pthread_mutex_lock(&mutex);
+  stream *s = handle == NULL ? NULL : streams;
+  while (s != NULL && s->handle != handle) {
+    s = s->next;
+  }
+  if (s == NULL && (s = calloc(1, sizeof *s)) != NULL && handle != NULL) {
+    s->handle = handle;
+    s->next = streams;
+    streams = s;
+  }
+  if (s != NULL) s->desks++;
+  (void)pthread_mutex_unlock(&mutex);
+  return s;
+}
+static void leave_stream(stream *s) {
+  (void)pthread_mutex_lock(&mutex);
+  stream **at = &streams;
+  while (*at != NULL && *at != s) {
+    at = &(*at)->next;
+  }
+  if (--s->desks > 0) s = NULL;
+  if (s != NULL && *at != NULL) *at = s->next;
+  (void)pthread_mutex_unlock(&mutex);
+  free(s);
+}
+
+const char *dv_open(int32_t index, void *handle, dv_desk **out) {
   *out = index == 0 ? calloc(1, sizeof **out) : NULL;
   if (*out == NULL) return "the stand-in has one device";
+  (*out)->stream = join_stream(handle);
+  if ((*out)->stream == NULL) return "out of memory";
   (*out)->failure = STANDIN_NO_FAILURE;
   (*out)->runs_now = getenv("NG_STANDIN_NOW") != NULL;
   catch_faults();
   return NULL;
 }
 void dv_close(dv_desk *d) {
-  if (d != NULL) (void)run_all(d, NULL);
+  if (d == NULL) return;
+  (void)run_all(d, NULL);
+  leave_stream(d->stream);
   free(d);
 }
 const char *dv_use(dv_desk *d) {

@@ -118,6 +118,47 @@ static void work_runs_late(void **state) {
   dv_close(d);
 }
 
+/* One stream writes an array that another stream copies twice, or the other way round. Without a wait in between, and without an event,
+ * which the desk does not have, some order gives a wrong result, and some order two different copies; with one stream every order is
+ * right. */
+static void a_missing_event_is_found(void **state) {
+  enum { WAITS, SAME_STREAM, MISSES, WAYS };
+  static int handle[2];
+  for (int way = 0; way < WAYS; way++) {
+    for (int writes_first = 0; writes_first < 2; writes_first++) {
+      int wrong = 0, mixed = 0;
+      for (int turn = 0; turn < 9; turn++) {
+        dv_desk *writer, *reader;
+        void *at, *copy;
+        assert_null(dv_open(0, &handle[0], &writer));
+        assert_null(dv_open(0, &handle[way == SAME_STREAM ? 0 : 1], &reader));
+        assert_null(dv_alloc_host(writer, 64, &at));
+        assert_null(dv_alloc_host(reader, 64, &copy));
+        if (writes_first == 1) assert_null(fill(writer, at, 1));
+        for (int i = 0; i < 2 && writes_first == 0; i++) {
+          assert_null(dv_copy(reader, (int32_t *)copy + i, at, 4));
+        }
+        if (way == WAITS) assert_null(dv_wait(writes_first == 1 ? writer : reader));
+        for (int i = 0; i < 2 && writes_first == 1; i++) {
+          assert_null(dv_copy(reader, (int32_t *)copy + i, at, 4));
+        }
+        if (writes_first == 0) assert_null(fill(writer, at, 1));
+        assert_null(dv_wait(reader));
+        assert_null(dv_wait(writer));
+        const int32_t *copies = copy, right = writes_first == 1 ? 7 : -1;
+        wrong += copies[0] != right;
+        mixed += copies[0] != copies[1];
+        dv_free_host(writer, at);
+        dv_free_host(reader, copy);
+        dv_close(writer);
+        dv_close(reader);
+      }
+      assert_int_equal(wrong > 0, way == MISSES);
+      assert_int_equal(mixed > 0, way == MISSES);
+    }
+  }
+}
+
 /* A kernel that writes behind an array, or into freed memory, fails by name; the next launch works. */
 static void stores_out_of_bounds_are_found(void **state) {
 #if defined(__SANITIZE_THREAD__)
@@ -203,6 +244,7 @@ int main(void) {
       cmocka_unit_test(threads_that_do_not_meet_are_found),
       cmocka_unit_test(shared_memory_begins_as_nan),
       cmocka_unit_test(work_runs_late),
+      cmocka_unit_test(a_missing_event_is_found),
       cmocka_unit_test(stores_out_of_bounds_are_found),
       cmocka_unit_test(the_host_cannot_access_the_device),
       cmocka_unit_test(accesses_of_managed_memory_are_counted),
