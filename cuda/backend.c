@@ -319,12 +319,13 @@ static const ng_kernel_ops table = {
     .step_eva = ng_device_step_eva,
 };
 
-static const char *open_queue(ng_queue *q) {
-  return ng_device_open(q->device_index, q->stream, &q->device);
-}
+static const char *open_queue(ng_queue *q) { return ng_device_open(q, &q->device); }
 static void close_queue(ng_queue *q) { ng_device_close(q->device); }
 static void wait_queue(ng_queue *q) { ng_stage_wait(q->device); }
 static const char *error_of_queue(const ng_queue *q) { return ng_device_error(q->device); }
+static void name_blocks(ng_queue *q, const char *first, const char *last) {
+  q->device->named = (ng_block_names){first, last};
+}
 static bool can_access(const ng_queue *q, const void *at) {
   return dv_can_access(q->device->desk, at);
 }
@@ -338,6 +339,7 @@ const ng_backend ng_backend_device = {.name = "cuda",
                                       .close = close_queue,
                                       .wait = wait_queue,
                                       .error = error_of_queue,
+                                      .name_blocks = name_blocks,
                                       .can_access = can_access};
 
 __attribute__((visibility("default"))) const ng_backend *ng_cuda_backend(int32_t version) {

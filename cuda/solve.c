@@ -186,14 +186,21 @@ static void solve_small(ng_queue *q, ng_matrix *const *list, i64 n) {
   }
 }
 
+/* Name the blocks of matrices [from, to). */
+static void name_blocks(ng_device *d, ng_matrix *const *list, i64 from, i64 to) {
+  if (list[from]->name != NULL) d->named = (ng_block_names){list[from]->name, list[to - 1]->name};
+}
+
 void ng_device_solve(ng_queue *q, ng_matrix *const *list, i64 n, float *scratch) {
   i64 small = 0;
   for (i64 i = 0; i < n; i++) {
     small += is_small(list[i]) ? 1 : 0;
   }
+  if (small > 1) name_blocks(q->device, list, 0, n);
   if (small > 1) solve_small(q, list, n);
   for (i64 i = 0; i < n; i++) {
     ng_matrix *m = list[i];
+    name_blocks(q->device, list, i, i + 1);
     if (!ng_stage_begin(q->device)) return;
     if (small > 1 && is_small(m)) continue;
     if (m->form != NG_FORM_SYMMETRIC || m->result == NG_RESULT_COPY) {

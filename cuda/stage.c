@@ -7,8 +7,31 @@
 
 enum { STAGE = 64 << 20, SCRATCH = 256 << 20, ALIGN = 256 };
 
+static void keep_error_of(ng_device *d, ng_block_names of, const char *error) {
+  if (error == NULL || d->error[0] != '\0') return;
+  if (of.first == NULL) {
+    (void)snprintf(d->error, sizeof d->error, "%s", error);
+  } else if (strcmp(of.first, of.last) == 0) {
+    (void)snprintf(d->error, sizeof d->error, "block '%s': %s", of.first, error);
+  } else {
+    (void)snprintf(d->error, sizeof d->error, "blocks '%s' to '%s': %s", of.first, of.last, error);
+  }
+}
+/* Note that work of the named blocks is pending. A list of blocks is in the order of the model, so it contains all others. */
+static void note_pending(ng_device *d) {
+  ng_block_names *all = &d->pending;
+  if (d->named.first == NULL) return;
+  if (all->first == NULL || d->named.first != d->named.last) {
+    *all = d->named;
+  } else if (!d->pending_is_list) {
+    all->last = d->named.last;
+  }
+  d->pending_is_list = d->pending_is_list || d->named.first != d->named.last;
+}
+
 void ng_stage_keep_error(ng_device *d, const char *error) {
-  if (error != NULL && d->error[0] == '\0') (void)snprintf(d->error, sizeof d->error, "%s", error);
+  keep_error_of(d, d->named, error);
+  note_pending(d);
 }
 
 static void *take(ng_device *d, char *from, size_t *used, size_t most, int64_t n, size_t size) {
@@ -50,7 +73,9 @@ void ng_stage_copy(ng_device *d, void *to, const void *from, size_t bytes) {
 }
 
 void ng_stage_wait(ng_device *d) {
-  ng_stage_keep_error(d, dv_wait(d->desk));
+  keep_error_of(d, d->pending, dv_wait(d->desk));
+  d->pending = (ng_block_names){NULL, NULL};
+  d->pending_is_list = false;
   d->used = d->sent = d->scratch_used = 0;
 }
 
@@ -61,21 +86,36 @@ bool ng_stage_begin(ng_device *d) {
 
 /* ---- the device ------------------------------------------------------------------------------*/
 
-static const char *open_stage(ng_device *d, int32_t index, void *stream) {
-  const char *error = dv_open(index, stream, &d->desk);
+/* Memory that the host never accesses: of the caller's allocator, or of the desk. */
+static const char *alloc_on_device(ng_device *d, size_t bytes, char **out) {
+  if (d->memory.alloc == NULL) return dv_alloc(d->desk, bytes, (void **)out);
+  *out = d->memory.alloc(d->memory.user, bytes);
+  return *out != NULL ? NULL : "device_alloc has no memory";
+}
+static void free_on_device(ng_device *d, char *at, size_t bytes) {
+  if (at != NULL && d->memory.alloc != NULL) {
+    d->memory.free(d->memory.user, at, bytes);
+  } else {
+    dv_free(d->desk, at);
+  }
+}
+
+static const char *open_stage(ng_device *d, const ng_queue *q) {
+  const char *error = dv_open(q->device_index, q->stream, &d->desk);
   if (error == NULL) error = dv_blas_open(d->desk, &d->blas);
   if (error == NULL) error = dv_alloc_host(d->desk, STAGE, (void **)&d->host);
-  if (error == NULL) error = dv_alloc(d->desk, STAGE, (void **)&d->device);
-  if (error == NULL) error = dv_alloc(d->desk, SCRATCH, (void **)&d->scratch);
+  if (error == NULL) error = alloc_on_device(d, STAGE, &d->device);
+  if (error == NULL) error = alloc_on_device(d, SCRATCH, &d->scratch);
   return error;
 }
 
-const char *ng_device_open(int32_t index, void *stream, ng_device **out) {
-  static _Thread_local char message[200];
+const char *ng_device_open(const ng_queue *q, ng_device **out) {
+  static _Thread_local char message[sizeof(((ng_device *)0)->error)];
   ng_device *d = calloc(1, sizeof *d);
   *out = NULL;
   if (d == NULL) return "out of memory";
-  ng_stage_keep_error(d, open_stage(d, index, stream));
+  d->memory = q->memory;
+  ng_stage_keep_error(d, open_stage(d, q));
   if (d->error[0] == '\0') {
     *out = d;
     return NULL;
@@ -91,8 +131,8 @@ void ng_device_close(ng_device *d) {
     (void)dv_wait(d->desk);
     dv_blas_close(d->blas);
     dv_free_host(d->desk, d->host);
-    dv_free(d->desk, d->device);
-    dv_free(d->desk, d->scratch);
+    free_on_device(d, d->device, STAGE);
+    free_on_device(d, d->scratch, SCRATCH);
     ng_device_free_pages(d);
     dv_close(d->desk);
   }

@@ -6,6 +6,11 @@
 #include "blas.h"
 #include "device.h"
 
+/* Blocks of the model, from `first` to `last`; NULL: none. */
+typedef struct ng_block_names {
+  const char *first, *last;
+} ng_block_names;
+
 /* Descriptors are written to `host` and copied to the same offset of `device`. After each wait, both buffers are filled
  * from the beginning again. */
 struct ng_device {
@@ -16,7 +21,11 @@ struct ng_device {
   /* number of entries that the host has computed instead of the device */
   int64_t host_entries;
   struct ng_pool_of_pages *pages; /* pool of memory.c */
-  char error[200];                /* "": none */
+  ng_device_memory memory;        /* the caller's allocator */
+  /* blocks of the present work, and of all work since the last wait */
+  ng_block_names named, pending;
+  bool pending_is_list; /* some of that work is a list of several blocks */
+  char error[400];      /* "": none */
 };
 
 /* Return memory of the stage for n objects of `size` bytes, or NULL after an error. */
@@ -24,7 +33,8 @@ void *ng_stage_allocate(ng_device *d, int64_t n, size_t size);
 void *ng_stage_scratch(ng_device *d, int64_t n, size_t size);
 /* Return the address on the device of descriptors at `host`. */
 void *ng_stage_address(const ng_device *d, const void *host);
-/* Store the error text, unless it is NULL or an earlier error is stored. */
+/* Note that work of the named blocks is pending. Store the error text with their names, unless it is NULL or an earlier error is
+ * stored. */
 void ng_stage_keep_error(ng_device *d, const char *error);
 /* Copy the new descriptors, then run a kernel with DV_THREADS threads a block. */
 void ng_stage_launch(ng_device *d, const char *kernel, int64_t blocks, void **args);

@@ -237,7 +237,10 @@ typedef struct ng_context_config {
   ng_log_level log_level; /* most verbose level; the environment variable NG_LOG overrides it */
   const ng_transport *transport; /* the library copies the table; NULL: one rank */
   const char *linalg; /* "cpu", "ref", "cuda", "cuda:INDEX"; NULL: "cpu" if BLAS is built in */
-  void *queue;        /* device stream (cudaStream_t) of all work; NULL on the host */
+  /* Device stream (cudaStream_t) of all work, which also writes arrays with mem = NG_DEVICE; the default
+   * stream of CUDA is cudaStreamLegacy.  NULL: the host, or a stream of the library for arrays that are
+   * complete before each call (NG_HOST: managed or registered memory). */
+  void *queue;
   /* Groups of ranks, copied; NULL: none.  If only some ranks set one, ng_ready: NG_ERR_COMM.
    * Tensor parallelism: ranks of `transport` that work on the same samples and share layers
    * (ng_layer.shard_axis).  Every rank is in one such group; all groups have the same size. */
@@ -246,6 +249,13 @@ typedef struct ng_context_config {
    * stage.  All stages have the same options and largest lr.  ng_ready and each step are collective
    * over all stages: nu is summed over their layers, and a step counts in all stages or in none. */
   const ng_transport *stage_group;
+  /* Allocator of memory that only the device accesses, such as the caching allocator of a framework:
+   * blocks of the device of `linalg`, 256-byte aligned, for work on `queue`.  device_alloc returns
+   * NULL without memory; device_free gets the size given to device_alloc when the work is done.  Set
+   * both or none.  Without a device they are not called.  (The host accesses all other memory.) */
+  void *(*device_alloc)(void *user, size_t bytes);
+  void (*device_free)(void *user, void *ptr, size_t bytes);
+  void *device_user;
 } ng_context_config;
 
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
@@ -586,8 +596,7 @@ NG_API int32_t ng_wants(const ng_precond *p, int32_t layer);
  *          layer is called several times, observe its output gradients in reverse order; at most
  *          8 inputs may wait for their output gradient.
  *          NG_DEVICE: the call does not wait.  Work that follows on ng_context_config.queue may
- *          change or free the array; if `queue` is NULL, after the step.  (Token numbers and sharded
- *          layers: the call waits.)
+ *          change or free the array.  (Token numbers and sharded layers: the call waits.)
  * Ranks:   local; for sharded layers collective in the model group.  Every rank observes its shard
  *          in the same order; one rank adds the gathered array; all get the same status.
  * Errors:  NG_SKIPPED: a value is not finite; nothing was added, and the next step leaves gradients

@@ -50,14 +50,25 @@ void write_array(const model *m, float *at, int64_t n, const float *x) {
   }
 }
 
-void open_context(model *m, bool device, const char *options) {
+static void open_on(model *m, const ng_context_config *config, bool device, const char *options) {
   memset(m, 0, sizeof *m);
   m->backend = ng_backend_device;
   m->backend.under = &ng_backend_ref;
   m->backend.host = &ng_linalg_ref;
-  const fixture_how how = {.linalg = "ref", .threads = 1, .backend = device ? &m->backend : NULL};
+  ng_context_config with = *config;
+  with.queue = device ? m : NULL; /* any handle of a stream */
+  const fixture_how how = {
+      .linalg = "ref", .threads = 1, .backend = device ? &m->backend : NULL, .config = &with};
   fixture_ok(&m->f, fixture_open(&m->f, options, &how));
   if (device) m->desk = ng_device_desk(m->f.ctx->queue->device);
+}
+void open_context(model *m, bool device, const char *options) {
+  ng_context_config config;
+  ng_context_config_init(&config, sizeof config);
+  open_on(m, &config, device, options);
+}
+void open_context_with(model *m, const ng_context_config *config, const char *options) {
+  open_on(m, config, true, options);
 }
 
 void add_layer(model *m, int i, rng *r) {
@@ -129,6 +140,7 @@ ng_status step(model *m, const char *update) {
 }
 
 void close_model(model *m) {
+  if (m->desk != NULL) (void)dv_wait(m->desk);
   for (int i = 0; i < m->arrays; i++) {
     if (m->desk == NULL) {
       free(m->array[i]);

@@ -32,6 +32,8 @@ typedef struct model {
 } model;
 
 void open_context(model *m, bool device, const char *options);
+/* On the device, with further settings. */
+void open_context_with(model *m, const ng_context_config *config, const char *options);
 void add_layer(model *m, int i, rng *r);
 void open_model(model *m, bool device, const char *options, rng *r);
 void close_model(model *m);

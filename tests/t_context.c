@@ -41,6 +41,10 @@ static void invalid_settings_create_no_context(void **state) {
   c.free = (void (*)(void *, void *, size_t))(uintptr_t)1;
   assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
   assert_non_null(strstr(why, "alloc"));
+  c.free = NULL;
+  c.device_free = (void (*)(void *, void *, size_t))(uintptr_t)1;
+  assert_int_equal(ng_context_create(NG_VERSION, &c, why, sizeof why, &ctx), NG_ERR_ARG);
+  assert_non_null(strstr(why, "device_alloc"));
   assert_int_equal(ng_context_create(NG_VERSION + 10000, NULL, why, sizeof why, &ctx),
                    NG_ERR_STATE);
   assert_int_equal(ng_context_create(NG_VERSION, NULL, NULL, 0, &ctx), NG_OK);

@@ -62,6 +62,63 @@ static void steps_equal_ref(void **state) {
   }
 }
 
+/* The caller's stream writes the observed arrays, and NaN over them after the observation, without a wait: the library works on the same
+ * stream. Nothing orders an array of the device and a context without a stream, which is refused. */
+static void the_stream_of_the_caller_orders_arrays(void **state) {
+  static const char *const options[] = {"method=eva; update=sgd", "method=natgrad; update=sgd",
+                                        "method=eva; clip=norm; clip_bound=1; update=sgd"};
+  float nans[MOST];
+  memset(nans, 0xff, sizeof nans);
+  for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+    model on[2];
+    dv_desk *caller;
+    for (int k = 0; k < 2; k++) {
+      rng r = {43};
+      open_model(&on[k], k == 0, options[i], &r);
+      assert_null(dv_open(0, &on[0], &caller));
+      for (int t = 0; t < STEPS; t++) {
+        draw_observed(&on[k], &r);
+        for (int j = 0; j < 2 * LAYERS && k == 0;
+             j++) { /* once more, by the stream of the caller */
+          float x[MOST];
+          float *at = on[0].observed[j / 2][j % 2];
+          const size_t bytes = (size_t)observed_count(j / 2, j % 2) * sizeof *x;
+          read_array(&on[0], at, observed_count(j / 2, j % 2), x);
+          assert_null(dv_wait(on[0].desk));
+          assert_null(dv_zero(on[0].desk, at, bytes));
+          assert_null(dv_copy(caller, at, x, bytes));
+        }
+        observe_drawn(&on[k]);
+        for (int j = 0; j < 2 * LAYERS && k == 0; j++) {
+          assert_null(dv_copy(caller, on[0].observed[j / 2][j % 2], nans,
+                              (size_t)observed_count(j / 2, j % 2) * sizeof *nans));
+        }
+        fixture_ok(&on[k].f, step(&on[k], "sgd"));
+      }
+      dv_close(caller);
+    }
+    expect_equal(&on[0], &on[1], options[i]);
+    close_model(&on[0]);
+    close_model(&on[1]);
+  }
+}
+
+static void arrays_of_the_device_need_a_stream(void **state) {
+  model m;
+  rng r = {47};
+  open_model(&m, true, "method=eva; update=sgd", &r);
+  draw_observed(&m, &r);
+  m.f.ctx->queue->stream = NULL;
+  ng_array a = ng_array_matrix(m.observed[0][0], SAMPLES, shape[0].in, NG_F32);
+  a.mem = NG_DEVICE;
+  fixture_ok(&m.f, fixture_begin(&m.f, SAMPLES));
+  fixture_fails(&m.f, ng_observe_input(m.f.p, 0, &a, NG_COPY), NG_ERR_STATE,
+                "'a' is in device memory, and ng_context_config.queue is NULL");
+  a.mem = NG_HOST;
+  fixture_ok(&m.f, ng_observe_input(m.f.p, 0, &a, NG_COPY));
+  close_model(&m);
+}
+
 /* ---- refused observations ----------------------------------------------------------------------*/
 
 /* Step 1 observes a NaN or Inf: the step or ng_sync names the layer. The weights and the average stay. */
@@ -121,46 +178,199 @@ static void a_refused_observation_names_its_layer(void **state) {
 
 /* ---- failures --------------------------------------------------------------------------------*/
 
-/* Call number `after` of a kind fails in the second step: the step fails with the text, and all weights are as before. Later calls
- * fail, too. If the step has fewer calls, the step succeeds. */
-static void fail_in_second_step(const char *options, standin_failure what, const char *text,
-                                int64_t after, bool expect_failure) {
+/* Return whether the last error names a block of the model, or a list of blocks. *one: the block, or 0. */
+static bool names_blocks(const model *m, char *one) {
+  const char *text = ng_last_error(m->f.ctx), *at = strstr(text, "block '");
+  *one = at != NULL ? at[strlen("block '")] : '\0';
+  return at != NULL || strstr(text, "blocks 'a' to 'b'") != NULL ||
+         strstr(text, "blocks 'a' to 'c'") != NULL || strstr(text, "blocks 'b' to 'c'") != NULL;
+}
+
+/* Call number `after` of a kind fails in the observations or in the second step: the step, or ng_sync, fails with the text and names
+ * blocks, and all weights are as before. Later calls fail, too. Return the block that the error names, 0 for a list of blocks, or -1
+ * if there are fewer calls: then the step succeeds. */
+static int fail_in_second_step(const char *options, const char *update, standin_failure what,
+                               const char *text, int64_t after) {
   model m;
   rng r = {13};
-  float was[MOST], is[MOST];
-  open_model(&m, true, options, &r);
+  float was[LAYERS][MOST], is[MOST];
+  char one;
+  char all[120];
+  (void)snprintf(all, sizeof all, "%s; update=%s", options, update);
+  open_model(&m, true, all, &r);
   observe(&m, &r);
-  fixture_ok(&m.f, step(&m, "sgd"));
-  observe(&m, &r);
+  fixture_ok(&m.f, step(&m, update));
+  draw_observed(&m, &r);
+  for (int i = 0; i < LAYERS; i++) {
+    read_array(&m, m.weight[i][0], count(i, 0), was[i]);
+  }
   assert_null(dv_wait(m.desk));
   standin_fail(m.desk, what, after);
-  read_array(&m, m.weight[2][0], count(2, 0), was);
-  ng_status st = step(&m, "sgd");
+  observe_drawn(&m);
+  ng_status st = step(&m, update);
   if (st == NG_OK) st = ng_sync(m.f.p);
-  read_array(&m, m.weight[2][0], count(2, 0), is);
-  assert_int_equal(st != NG_OK, expect_failure);
-  if (expect_failure) {
+  standin_fail(m.desk, STANDIN_NO_FAILURE, 0);
+  if (st != NG_OK) {
     fixture_fails(&m.f, st, NG_ERR_DEVICE, text);
-    assert_memory_equal(was, is, (size_t)count(2, 0) * sizeof *is);
-    fixture_fails(&m.f, step(&m, "sgd"), NG_ERR_COMM, "failed before");
+    if (!names_blocks(&m, &one)) fail_msg("%s: %s", all, ng_last_error(m.f.ctx));
+    for (int i = 0; i < LAYERS; i++) {
+      read_array(&m, m.weight[i][0], count(i, 0), is);
+      assert_memory_equal(was[i], is, (size_t)count(i, 0) * sizeof *is);
+    }
+    fixture_fails(&m.f, step(&m, update), NG_ERR_COMM, "failed before");
   }
   close_model(&m);
+  return st == NG_OK ? -1 : one;
 }
-static void failures_of_the_device_change_no_weight(void **state) {
-  const char *options = "method=eva; update=sgd; clip=norm; clip_bound=1";
-  const char *fused = "method=eva; update=sgd";
-  const standin_counts plan = plan_eva_step();
-  const int64_t launches = plan.launches - 4 * LAYERS; /* without the observations */
-  const int64_t at[] = {0, 1, launches / 2, launches - 1, launches};
-  for (int i = 0; i < 5; i++) {
-    fail_in_second_step(options, STANDIN_LAUNCH, "a launch fails on demand", at[i],
-                        at[i] < launches);
-    fail_in_second_step(fused, STANDIN_LAUNCH, "a launch fails on demand", i, i < 4);
+
+static const struct {
+  const char *options, *update;
+  bool calls; /* the step has calls of BLAS or solvers */
+} failing[] = {{"method=eva", "sgd", false},
+               {"method=eva", "gradient", false},
+               {"method=natgrad; solve_period=1", "sgd", true},
+               {"method=kaisa; solve_period=1", "gradient", true},
+               {"method=soap", "sgd", true},
+               {"method=adam", "sgd", false}};
+
+static void failures_of_the_device_name_the_block(void **state) {
+  static const struct {
+    standin_failure what;
+    const char *text;
+  } kinds[] = {{STANDIN_LAUNCH, "a launch fails on demand"},
+               {STANDIN_CALL, "a call fails on demand"},
+               {STANDIN_WAIT, "a wait fails on demand"},
+               {STANDIN_ALLOCATION, ""}}; /* a step does not allocate */
+  for (size_t i = 0; i < sizeof failing / sizeof *failing; i++) {
+    for (int k = 0; k < 4; k++) {
+      int64_t points = 0, single[LAYERS] = {0};
+      for (int one; (one = fail_in_second_step(failing[i].options, failing[i].update, kinds[k].what,
+                                               kinds[k].text, points)) >= 0;
+           points++) {
+        if (one != 0) single[one - 'a']++;
+      }
+      const bool has =
+          kinds[k].what == STANDIN_CALL ? failing[i].calls : kinds[k].what != STANDIN_ALLOCATION;
+      assert_int_equal(points > 0, has);
+      for (int j = 0; j < LAYERS && kinds[k].what == STANDIN_LAUNCH; j++) {
+        assert_true(single[j] > 0); /* some work is of one block */
+      }
+    }
   }
-  for (int64_t k = 0; k <= plan.waits; k++) {
-    fail_in_second_step(options, STANDIN_WAIT, "a wait fails on demand", k, k < plan.waits);
-    fail_in_second_step(fused, STANDIN_WAIT, "a wait fails on demand", k, k < 1);
+}
+
+/* Each observation of Eva has two launches; observations follow each other. */
+static void a_failed_observation_names_its_block(void **state) {
+  for (int64_t after = 0; after < 2 * 2 * LAYERS; after++) {
+    assert_int_equal(fail_in_second_step("method=eva", "sgd", STANDIN_LAUNCH,
+                                         "station observe: linalg = cuda: block", after),
+                     'a' + after / 4);
   }
+}
+
+/* Calls of BLAS of a step with eigenbases: the Gram matrix of the input of c, whose order is 64, in three pieces; two eigenbases of each
+ * block; four products of each block. */
+static void a_failed_call_names_its_block(void **state) {
+  static const char blocks[] = "cccaabbccaaaabbbbcccc";
+  for (int64_t after = 0; after <= (int64_t)strlen(blocks); after++) {
+    const int at = fail_in_second_step("method=kaisa; solve_period=1", "gradient", STANDIN_CALL,
+                                       "block '", after);
+    assert_int_equal(at, after < (int64_t)strlen(blocks) ? blocks[after] : -1);
+  }
+}
+
+/* The first image of a layer without a declared size needs scratch. Without memory the observation fails, and names the layer; the same
+ * observation later works. */
+static void an_observation_without_memory_names_its_layer(void **state) {
+  enum { WIDE = 16, KERNEL = 5 };
+  const int64_t kernel[2] = {KERNEL, KERNEL}, ones[2] = {1, 1};
+  model m;
+  rng r = {59};
+  open_context(&m, true, "method=natgrad");
+  fixture_ok(&m.f, ng_add_conv2d(m.f.p, "b", 3, 4, kernel, ones, ones, ones, 1, NULL, 0, NULL));
+  fixture_ok(&m.f, ng_ready(m.f.p));
+  float *x = random_array(&m, &r, SAMPLES * 3 * WIDE * WIDE);
+  ng_array a = ng_array_nchw(x, SAMPLES, 3, WIDE, WIDE, NG_F32);
+  a.mem = NG_DEVICE;
+  fixture_ok(&m.f, fixture_begin(&m.f, SAMPLES));
+  standin_fail(m.desk, STANDIN_ALLOCATION, 0);
+  fixture_fails(&m.f, ng_observe_input(m.f.p, 0, &a, NG_COPY), NG_ERR_NOMEM,
+                "layer 'b': no memory for ");
+  standin_fail(m.desk, STANDIN_NO_FAILURE, 0);
+  fixture_ok(&m.f, ng_observe_input(m.f.p, 0, &a, NG_COPY));
+  close_model(&m);
+}
+
+/* ---- the caller's allocator --------------------------------------------------------------------*/
+
+typedef struct blocks {
+  dv_desk *desk;
+  int64_t calls, fails_at, held;
+  size_t bytes[4];
+} blocks;
+static void *take_block(void *user, size_t bytes) {
+  blocks *b = user;
+  void *at = NULL;
+  if (b->calls == b->fails_at) return NULL;
+  assert_true(b->calls < 4);
+  b->bytes[b->calls++] = bytes;
+  assert_null(dv_alloc(b->desk, bytes, &at));
+  b->held += (int64_t)bytes;
+  return at;
+}
+static void give_block(void *user, void *at, size_t bytes) {
+  blocks *b = user;
+  b->held -= (int64_t)bytes;
+  dv_free(b->desk, at);
+}
+
+/* All memory that only the device accesses is of the caller's allocator. It is given back when the context ends, and after a failure;
+ * the other blocks are memory that the host accesses. */
+static void memory_of_the_device_is_the_callers(void **state) {
+  dv_desk *desk;
+  assert_null(dv_open(0, NULL, &desk));
+  for (int64_t fails_at = -1; fails_at < 2; fails_at++) {
+    blocks b = {.desk = desk, .fails_at = fails_at};
+    ng_context_config config;
+    ng_context_config_init(&config, sizeof config);
+    config.device_alloc = take_block;
+    config.device_free = give_block;
+    config.device_user = &b;
+    model m, ref;
+    rng r = {53}, same = {53};
+    if (fails_at >= 0) {
+      fixture f;
+      ng_backend backend = ng_backend_device;
+      const fixture_how how = {.backend = &backend, .config = &config};
+      assert_int_equal(fixture_open(&f, "method=eva", &how), NG_ERR_ABSENT);
+      assert_non_null(strstr(f.message, "linalg = cuda: device_alloc has no memory"));
+    } else {
+      open_context_with(&m, &config, "method=natgrad; update=sgd");
+      open_context(&ref, false, "method=natgrad; update=sgd");
+      for (int i = 0; i < LAYERS; i++) {
+        add_layer(&m, i, &r);
+        add_layer(&ref, i, &same);
+      }
+      assert_int_equal(b.calls, 2);
+      assert_int_equal(b.held, (int64_t)(b.bytes[0] + b.bytes[1]));
+      assert_true(b.bytes[0] == 64 << 20 && b.bytes[1] == 256 << 20);
+      const int64_t arrays = m.arrays;
+      fixture_ok(&m.f, ng_ready(m.f.p));
+      fixture_ok(&ref.f, ng_ready(ref.f.p));
+      observe(&m, &r);
+      observe(&ref, &same);
+      fixture_ok(&m.f, step(&m, "sgd"));
+      fixture_ok(&ref.f, step(&ref, "sgd"));
+      expect_equal(&m, &ref, "the caller's allocator");
+      assert_int_equal(standin_count(m.desk).device_blocks, m.arrays);
+      assert_true(m.arrays > arrays);
+      close_model(&m);
+      close_model(&ref);
+    }
+    assert_int_equal(b.held, 0);
+    assert_int_equal(b.calls, fails_at < 0 ? 2 : fails_at);
+  }
+  dv_close(desk);
 }
 
 /* The host adds squares as soon as a basis exists. */
@@ -200,8 +410,14 @@ static void failed_allocations_are_reported(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(steps_equal_ref),
+      cmocka_unit_test(the_stream_of_the_caller_orders_arrays),
+      cmocka_unit_test(arrays_of_the_device_need_a_stream),
       cmocka_unit_test(a_refused_observation_names_its_layer),
-      cmocka_unit_test(failures_of_the_device_change_no_weight),
+      cmocka_unit_test(failures_of_the_device_name_the_block),
+      cmocka_unit_test(a_failed_observation_names_its_block),
+      cmocka_unit_test(a_failed_call_names_its_block),
+      cmocka_unit_test(an_observation_without_memory_names_its_layer),
+      cmocka_unit_test(memory_of_the_device_is_the_callers),
       cmocka_unit_test(ekfac_refuses_memory_of_the_device),
       cmocka_unit_test(failed_allocations_are_reported),
   };

@@ -37,7 +37,9 @@ ng_context_config { size_t struct_size; void *(*alloc)(void *user, size_t bytes)
   void (*parallel_for)(void *user, int32_t n, void (*task)(void *arg, int32_t i), void *arg); void *executor_user;
   int32_t threads; void (*log)(void *user, ng_log_level level, const char *line); void *log_user;
   ng_log_level log_level; const ng_transport *transport; const char *linalg; void *queue;
-  const ng_transport *model_group; const ng_transport *stage_group; }
+  const ng_transport *model_group; const ng_transport *stage_group;
+  void *(*device_alloc)(void *user, size_t bytes); void (*device_free)(void *user, void *ptr, size_t bytes);
+  void *device_user; }
 ng_option_info { size_t struct_size; const char *name; const char *group; ng_option_type type; const char *standard;
   double lower; double upper; int32_t lower_open; const char *choices; const char *unit; const char *help;
   const char *test; int32_t per_layer; int32_t live; const char *trait; const char *needs; }

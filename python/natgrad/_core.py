@@ -222,6 +222,8 @@ class Options:
 
 
 _LOG_CALLBACK = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p)
+_ALLOC_CALLBACK = c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_size_t)
+_FREE_CALLBACK = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_size_t)
 _WRITE_CALLBACK = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_int64)
 _READ_CALLBACK = c.CFUNCTYPE(c.c_int64, c.c_void_p, c.c_void_p, c.c_int64)
 
@@ -231,12 +233,29 @@ def _forward_log_line(_user, level, line):
     log.log(_LEVEL.get(level, logging.DEBUG), "%s", line.decode(errors="replace"))
 
 
+class _DeviceMemory:
+    """The callbacks device_alloc and device_free of a context, by two functions: alloc(bytes) returns an address or raises an
+    exception, free(address)."""
+
+    def __init__(self, alloc, free):
+        self.exception = None
+
+        def alloc_or_none(_user, size):
+            try:
+                return alloc(size)
+            except Exception as exception:  # the library returns an error
+                self.exception = exception
+                return None
+
+        self.alloc, self.free = _ALLOC_CALLBACK(alloc_or_none), _FREE_CALLBACK(lambda _user, address, _size: free(address))
+
+
 class Precond:
     """An ng_precond with its own context.  call("bind", ...) calls ng_bind(p, ...), and raises an exception on
     failure."""
 
     def __init__(self, chosen, threads=0, transport=None, linalg=None, model_group=None, stage_group=None,
-                 stream=None):
+                 stream=None, device_memory=None):
         self.library, self.ctx, self.p, self.lock = load_library(), c.c_void_p(), c.c_void_p(), threading.RLock()
         self.transport, self.model_group, self.stage_group = transport, model_group, stage_group
         config = new_struct(_abi.ng_context_config)
@@ -247,6 +266,10 @@ class Precond:
         if linalg is not None:
             config.linalg = to_utf8("linalg", linalg)
         config.queue = stream
+        self._device_memory = _DeviceMemory(*device_memory) if device_memory is not None else None
+        if self._device_memory is not None:
+            config.device_alloc = c.cast(self._device_memory.alloc, c.c_void_p)
+            config.device_free = c.cast(self._device_memory.free, c.c_void_p)
         if transport is not None:
             config.transport = c.addressof(transport.table)
         if model_group is not None:
@@ -256,7 +279,7 @@ class Precond:
         why = c.create_string_buffer(_MESSAGE_SIZE)
         status = self.library.ng_context_create(_abi.VERSION, c.byref(config), why, _MESSAGE_SIZE, c.byref(self.ctx))
         if status < 0:
-            raise make_error(status, why.value.decode())
+            raise make_error(status, why.value.decode()) from getattr(self._device_memory, "exception", None)
         self.raise_on_error(self.library.ng_precond_create_from(self.ctx, chosen.pointer, c.byref(self.p)))
 
     def close(self):

@@ -26,7 +26,7 @@ def gather(tensor):
 
 
 def device_of(tensor):
-    """Return the device of a tensor.  A test replaces this function and current_stream, to need no GPU."""
+    """Return the device of a tensor.  A test replaces this function, current_stream and device_memory, to need no GPU."""
     return tensor.device
 
 
@@ -34,6 +34,11 @@ def current_stream(device):
     """Return the handle of PyTorch's current stream of a CUDA device; 1 is CUDA's handle of the default stream, whose own handle
     is 0."""
     return torch.cuda.current_stream(device).cuda_stream or 1
+
+
+def device_memory(device):
+    """Return functions that allocate and free blocks of PyTorch's caching allocator, for the current stream of a CUDA device."""
+    return lambda size: torch.cuda.caching_allocator_alloc(size, device), torch.cuda.caching_allocator_delete
 
 
 def unsupported_reason(name, tensor, dtypes=DTYPES):

@@ -110,15 +110,15 @@ class Preconditioner(ParameterBinding, _state.StateMethods):
             chosen.set("skip_layers", _skip.make_skip_globs(self._skip_patterns, self.entries))
         self._warned_layers, self._steps = set(), 0
         self.rescued = self.unobserved = 0  # number of steps with status 1; with status 3
-        device, stream = self._check_tensors_supported(), None
+        device, stream, memory = self._check_tensors_supported(), None, None
         if device is not None and device.type == "cuda":
             here = f"cuda:{device.index}"
             if linalg not in (None, here):
                 raise make_error(_abi.NG_ERR_ARG, f"linalg is {linalg!r} and the model is on {device}: expected None or '{here}'")
-            linalg, stream = here, _tensors.current_stream(device)
+            linalg, stream, memory = here, _tensors.current_stream(device), _tensors.device_memory(device)
             _cuda_libraries.load()
         self._core = _core.Precond(chosen, threads, self._make_transport(process_group), linalg,
-                                  *self._model_and_stage_transports(), stream=stream)
+                                  *self._model_and_stage_transports(), stream=stream, device_memory=memory)
         lines = [chosen.get("per_layer"), *(layer_options or {}).values()]
         expand = (chosen.get("positions") == "expand" and chosen.get("stat_scale") in ("textbook", "chainerkfac")
                   and not any(name in line for line in lines for name in ("positions", "stat_scale", "method")))

@@ -48,6 +48,10 @@ static ng_status check_config(const ng_context_config *c, char *message, size_t 
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_context_config: give both alloc and free, or neither");
   }
+  if ((c->device_alloc == NULL) != (c->device_free == NULL)) {
+    return ng_fail_to(message, size, NG_ERR_ARG,
+                      "ng_context_config: give both device_alloc and device_free, or neither");
+  }
   if (c->threads < 0 || c->threads > 1024) {
     return ng_fail_to(message, size, NG_ERR_ARG,
                       "ng_context_config: threads is %d, expected 0 to 1024", c->threads);
@@ -173,6 +177,7 @@ ng_status ng_context_create_with(const ng_backend *const *more, int32_t header_v
                       model.size, comm.size);
   }
 
+  queue.memory = (ng_device_memory){c.device_alloc, c.device_free, c.device_user};
   st = open_queue(&queue, c.queue, message, size);
   if (st != NG_OK) return st;
   if (c.alloc == NULL) {

@@ -163,6 +163,7 @@ ng_status ng_block_alloc_stats(ng_block *b, int32_t count) {
 }
 
 void ng_block_list_matrix(ng_block *b, ng_matrix *m, double shift, double damping, double floor) {
+  m->name = b->name;
   m->shift = shift;
   m->damping = damping;
   m->floor = floor;

@@ -84,9 +84,19 @@ typedef struct ng_backend {
   void (*wait)(ng_queue *q);
   /* Return the text of the first error of an entry, or NULL. After an error no entry works. NULL: entries have no errors. */
   const char *(*error)(const ng_queue *q);
+  /* Name the blocks of the work that follows, from `first` to `last`, for texts of errors; NULL: no block. NULL: entries have no
+   * errors. */
+  void (*name_blocks)(ng_queue *q, const char *first, const char *last);
   /* Return whether the device can read and write this memory of the caller. NULL: the backend has no device. */
   bool (*can_access)(const ng_queue *q, const void *at);
 } ng_backend;
+
+/* The caller's allocator of memory that only the device accesses (ng_context_config.device_alloc). alloc NULL: the backend allocates. */
+typedef struct ng_device_memory {
+  void *(*alloc)(void *user, size_t bytes);
+  void (*free)(void *user, void *ptr, size_t bytes);
+  void *user;
+} ng_device_memory;
 
 enum { NG_WAIT_PLACES = 8 };
 
@@ -102,9 +112,10 @@ struct ng_queue {
   int64_t pending; /* number of entries called since the last wait */
   /* state of a backend with a device (cuda/backend.h); NULL: the backend computes on the host */
   struct ng_device *device;
-  int32_t device_index; /* number of the device; `open` reads this and the next field */
+  int32_t device_index; /* number of the device; `open` reads this and the next two fields */
   /* the caller's stream, for all work of the device; NULL: the queue creates a stream */
   void *stream;
+  ng_device_memory memory;
   /* Number of waits with pending entries since the last reset (take.c), and the functions that waited first. */
   int64_t waits;
   const char *wait_place[NG_WAIT_PLACES];
@@ -123,6 +134,9 @@ static inline const ng_linalg_ops *ng_linalg_uncounted(const ng_queue *q) {
 /* Wait until all entries are done. Then the host may read their results and change their inputs. */
 #define ng_queue_wait(q) ng_queue_wait_at((q), __func__)
 void ng_queue_wait_at(ng_queue *q, const char *place);
+static inline void ng_queue_name_blocks(ng_queue *q, const char *first, const char *last) {
+  if (q->backend->name_blocks != NULL) q->backend->name_blocks(q, first, last);
+}
 static inline bool ng_queue_is_settled(const ng_queue *q) { return q->pending == 0; }
 /* Return numbers that an entry wrote, after a wait; with NG_DEBUG, fail if entries are pending. */
 int ng_read_info(const ng_queue *q, const int *info);
@@ -178,6 +192,7 @@ typedef enum ng_result {
 typedef struct ng_matrix {
   ng_form form;
   ng_result result;
+  const char *name; /* the block, for errors of a device, or NULL */
   bool is_good;     /* set by the caller of `solve`: R has a result that passed its checks */
   int64_t n;        /* order */
   int64_t row, col; /* used by twosided/: first row and column of D that the matrix multiplies */

@@ -56,6 +56,14 @@ ng_status ng_check_memory(ng_context *ctx, const ng_array *a, const char *call, 
                    "%s: '%s' is in device memory, and linalg = %s has no device", call, name,
                    on->name);
   }
+  if (a->mem == NG_DEVICE && ctx->queue->stream == NULL) {
+    /* the device may still write the array on another stream */
+    return ng_fail(
+        ctx, NG_ERR_STATE,
+        "%s: '%s' is in device memory, and ng_context_config.queue is NULL; expected the "
+        "stream that writes the array",
+        call, name);
+  }
   if (on->can_access != NULL && !on->can_access(ctx->queue, a->data)) {
     return ng_fail(ctx, NG_ERR_ABSENT,
                    "%s: '%s' is in memory that the device of linalg = %s cannot access", call, name,

@@ -315,6 +315,7 @@ static ng_status observe_array(ng_precond *p, int32_t layer, const ng_strided *s
   const bool part = wanted && e->shard != NULL;
   const double t0 = ng_now_ms();
   ng_strided whole;
+  if (wanted) ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
   if (part) st = gather_whole(p, e, s, grad, st, &o, &whole);
   if (st < NG_OK || !wanted) return st;
   if (st == NG_OK && (!part || e->shard->is_primary))
@@ -412,6 +413,7 @@ ng_status ng_gradients_observe(ng_precond *p) {
                       .lr = p->step->lr};
     if (!ng_block_observes_gradients(b)) continue;
     const double t0 = ng_now_ms();
+    ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
     const ng_status st = add_observation(b, &o);
     b->step_observe_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->has_refused = true;

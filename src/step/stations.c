@@ -67,6 +67,7 @@ static ng_status fold_statistic(ng_precond *p, ng_stat *s) {
 static ng_status fold_block(ng_precond *p, ng_block *b, bool of_gradients) {
   static const char *const what[NG_OBSERVED_KINDS] = {"inputs", "output gradients", "gradients"};
   ng_status st = NG_OK;
+  ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
   for (int32_t i = 0; i < b->stats; i++) {
     ng_stat *s = &b->stat[i];
     if ((s->observed == NG_OBSERVED_FLATGRAD) != of_gradients) continue;
@@ -97,6 +98,7 @@ static ng_status reduce_statistics(ng_precond *p) {
   if (st != NG_OK) return st;
   for (int32_t i = 0; i < p->stats; i++) {
     const ng_block_stat *x = &p->stat[i];
+    ng_queue_name_blocks(p->ctx->queue, x->block->name, x->block->name);
     if (ng_block_statistics_due(x->block)) ng_stat_scan(p->ctx->queue, x->stat);
   }
   ng_queue_wait(p->ctx->queue);
@@ -140,6 +142,7 @@ static const char *run_solve_phase(ng_precond *p, ng_solve_phase phase) {
     if (phase == NG_SOLVE_MEASURE) b->matrices_listed = 0;
     if (!ng_block_solve_due(b)) continue;
     const double t0 = ng_now_ms();
+    ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
     const ng_status st = b->family->solve(b, phase);
     p->step->status = ng_worse_status(p->step->status, st);
     if (st == NG_RESCUED && first[0] == 0) first = b->name;
@@ -216,6 +219,7 @@ static ng_status compute_directions(ng_precond *p) {
     ng_block *b = p->block[i];
     if (!b->is_worker || b->is_excluded || b->family->precondition == NULL) continue;
     const double t0 = ng_now_ms();
+    ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
     b->family->precondition(b);
     b->measure_ms += ng_now_ms() - t0; /* added to the block's share of ng_emission_measure */
   }
@@ -226,6 +230,7 @@ static ng_status compute_directions(ng_precond *p) {
     b->inner = b->d2 = b->pd2 = 0.0;
     if (!b->is_worker || b->is_excluded) continue;
     const double t0 = ng_now_ms();
+    ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
     const ng_status st = b->family->read_sums(b);
     b->measure_ms += ng_now_ms() - t0;
     if (st == NG_SKIPPED) p->step->has_refused = true;
@@ -234,6 +239,7 @@ static ng_status compute_directions(ng_precond *p) {
   for (int32_t i = 0; i < p->blocks; i++) {
     ng_block *b = p->block[i];
     if (!b->is_worker || b->is_excluded || b->family->scale_direction == NULL) continue;
+    ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
     b->family->scale_direction(b);
   }
   ng_queue_wait(p->ctx->queue);

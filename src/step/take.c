@@ -104,6 +104,12 @@ static void check_call(ng_precond *p, const char *call, ng_status wrong) {
 
 /* ---- the walk --------------------------------------------------------------------------------*/
 
+/* Name all blocks for errors of a device. Work of one block names the block itself. */
+static void name_all_blocks(ng_precond *p) {
+  if (p->blocks > 0)
+    ng_queue_name_blocks(p->ctx->queue, p->block[0]->name, p->block[p->blocks - 1]->name);
+}
+
 /* After an error of the device no entry works, so only destroying the object remains. Other ranks receive the status in
  * `check` or `agree`. */
 static void note_device_error(ng_precond *p, const char *station) {
@@ -124,6 +130,7 @@ static ng_status run_station(ng_precond *p, int i) {
   was.messages -= early->messages;
   *early = (ng_traffic){0, 0, 0.0};
   ng_status st = ng_exchange_wait(p, ng_stations[i].awaited_mail);
+  name_all_blocks(p);
   if (st == NG_OK) st = ng_stations[i].run(p);
   note_device_error(p, ng_stations[i].name);
   t->runs++;
@@ -151,6 +158,7 @@ static ng_status run_stations(ng_precond *p) {
   for (int i = 0; i < NG_STATIONS; i++) {
     s->time[i].last_waits = 0;
     if (i == NG_AT_STATISTICS && s->fused.is_running) {
+      name_all_blocks(p);
       const ng_status st = ng_fused_run(p);
       note_device_error(p, "emit");
       return ng_worse_status(st, s->status);
@@ -229,6 +237,8 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   check_call(p, call, wrong);
   if (s->status >= NG_OK) ng_update_set_late_coefficients(p);
   s->refused_before = s->has_refused;
+  note_device_error(p, "observe");
+  name_all_blocks(p);
   ng_fused_begin(p);
   const ng_status late = ng_fused_settle(p);
   p->ctx->queue->waits = 0;

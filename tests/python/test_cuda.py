@@ -1,5 +1,6 @@
 """Models on CUDA, without a GPU: the library natgrad_cuda with the stand-in (tests/standin_desk.c), and CPU tensors that the front
 takes for tensors on cuda:0."""
+import ctypes
 import os
 import shutil
 import tempfile
@@ -21,12 +22,36 @@ def setUpModule():
         raise unittest.SkipTest("NG_TEST_BUILD_DIR is not set: no build with the stand-in")
 
 
+class FakeAllocator:
+    """Stands for PyTorch's caching allocator: blocks of memory of the host, by address; all calls."""
+
+    def __init__(self):
+        self.blocks, self.sizes, self.most = {}, [], 2**40
+
+    def alloc(self, size):
+        if size > self.most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory") if hasattr(torch.cuda, "OutOfMemoryError") else RuntimeError("memory")
+        room = ctypes.create_string_buffer(size + 256)
+        address = (ctypes.addressof(room) + 255) // 256 * 256
+        self.blocks[address] = room
+        self.sizes.append(size)
+        return address
+
+    def free(self, address):
+        del self.blocks[address]
+
+
 class OnCuda(Case):
+    real_device_memory = staticmethod(_tensors.device_memory)
+
     def setUp(self):
         self.devices = {}  # of tensors by address; others are on cuda:0
+        self.memory, self.asked = FakeAllocator(), []
         for patch in (mock.patch.dict(os.environ, NG_CUDA_LIBRARY=STANDIN, NG_STANDIN_NOW="1"),
                       mock.patch.object(_tensors, "device_of", lambda t: self.devices.get(t.data_ptr(), torch.device("cuda", 0))),
-                      mock.patch.object(_tensors, "current_stream", lambda device: 1)):
+                      mock.patch.object(_tensors, "current_stream", lambda device: 1),
+                      mock.patch.object(_tensors, "device_memory",
+                                        lambda device: self.asked.append(device) or (self.memory.alloc, self.memory.free))):
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -55,6 +80,29 @@ class OnCuda(Case):
             self.assertEqual(set(memory), {_abi.NG_HOST})
             for a, b in zip(on_device, on_host):
                 self.assertLess((a - b).abs().max().item(), 1e-5)  # sums of f32 in other orders, divided by the damping
+
+    def test_memory_of_the_device_is_of_pytorch(self):
+        k = make_preconditioner(small_conv_net(), natgrad.Eva)
+        self.assertEqual(self.asked, [torch.device("cuda", 0)])
+        self.assertEqual(self.memory.sizes, [64 << 20, 256 << 20])
+        self.assertEqual(len(self.memory.blocks), 2)
+        k.close()
+        self.assertEqual(self.memory.blocks, {})
+        for most in (0, 64 << 20):  # the first, the second block fails
+            self.memory.most = most
+            with self.assertRaisesRegex(natgrad.Error, "linalg = cuda: device_alloc has no memory") as raised:
+                make_preconditioner(small_conv_net(), natgrad.Eva)
+            self.assertIsInstance(raised.exception.__cause__, RuntimeError)
+            self.assertEqual(self.memory.blocks, {})
+
+    def test_blocks_are_of_the_caching_allocator(self):
+        with mock.patch.object(torch.cuda, "caching_allocator_alloc", return_value=4096) as alloc, \
+                mock.patch.object(torch.cuda, "caching_allocator_delete") as delete:
+            mine = self.real_device_memory(torch.device("cuda", 1))
+            self.assertEqual(mine[0](512), 4096)
+            alloc.assert_called_once_with(512, torch.device("cuda", 1))
+            mine[1](4096)
+            delete.assert_called_once_with(4096)
 
     def test_wrong_devices_are_named(self):
         model = small_conv_net()
