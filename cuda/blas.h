@@ -39,6 +39,11 @@ const char *dv_potri(dv_blas *b, bool wide, char uplo, int64_t n, void *A, int64
                      int64_t bytes, int *info);
 const char *dv_syevd(dv_blas *b, bool wide, int64_t n, void *V, void *w, void *work, int64_t bytes,
                      int *info);
+/* dv_syevd for `count` matrices of one order, which follow each other in V, as their eigenvalues in w; infos [count].
+ * dv_batch_bytes: the size of `work`; -1 if the library has no such call. */
+const char *dv_batch_bytes(dv_blas *b, bool wide, int64_t n, int64_t count, int64_t *bytes);
+const char *dv_syevd_batch(dv_blas *b, bool wide, int64_t n, int64_t count, void *V, void *w,
+                           void *work, int64_t bytes, int *infos);
 const char *dv_qr(dv_blas *b, int64_t m, int64_t n, float *A, int64_t lda, float *tau, void *work,
                   int64_t bytes, int *info);
 

@@ -43,6 +43,17 @@
   X(orgqr_size, CUSOLVER, "cusolverDnSorgqr_bufferSize", "cusolverDnDorgqr_bufferSize",            \
     (void *, int, int, int, const void *, int, const void *, int *))
 
+/* Functions that cuSOLVER has since CUDA 12.6.2 */
+#define BATCH(X)                                                                                   \
+  X(new_params, "cusolverDnCreateParams", (void **))                                               \
+  X(end_params, "cusolverDnDestroyParams", (void *))                                               \
+  X(batch_size, "cusolverDnXsyevBatched_bufferSize",                                               \
+    (void *, void *, int, int, int64_t, int, const void *, int64_t, int, const void *, int,        \
+     size_t *, size_t *, int64_t))                                                                 \
+  X(batch, "cusolverDnXsyevBatched",                                                               \
+    (void *, void *, int, int, int64_t, int, void *, int64_t, int, void *, int, void *, size_t,    \
+     void *, size_t, int *, int64_t))
+
 enum { CUBLAS, CUSOLVER, LIBRARIES };
 /* values of cuBLAS and cuSOLVER enums; F32_IS_F32 is CUBLAS_DEFAULT_MATH (no TF32) */
 enum { NON_UNIT = 0, WITH_VECTORS = 1, F32_IS_F32 = 0 };
@@ -67,6 +78,11 @@ static const struct {
 struct dv_blas {
 #define FIELD(name, library, f32, f64, arguments) int(*name[2]) arguments;
   FUNCTIONS(FIELD)
+#define FIELD_OF_BATCH(name, symbol, arguments) int(*name) arguments;
+  BATCH(FIELD_OF_BATCH)
+  void *params;    /* NULL: no batches */
+  void *host_work; /* of batches */
+  size_t host_bytes;
   void *library[LIBRARIES], *handle[LIBRARIES];
   int (*destroy[LIBRARIES])(void *handle);
   dv_desk *desk;
@@ -146,6 +162,15 @@ static const char *open_all(dv_blas *b) {
   return error;
 }
 
+static const char *open_batches(dv_blas *b) {
+  bool has_all = true;
+#define FIND_OF_BATCH(name, symbol, arguments)                                                     \
+  has_all = has_all && find(b, CUSOLVER, symbol, &b->name) == NULL;
+  BATCH(FIND_OF_BATCH)
+  if (has_all) TRY(b, "cusolverDnCreateParams", b->new_params(&b->params));
+  return NULL;
+}
+
 const char *dv_blas_open(dv_desk *d, dv_blas **out) {
   static _Thread_local char message[sizeof(((dv_blas *)0)->message)];
   dv_blas *b = calloc(1, sizeof *b);
@@ -153,6 +178,7 @@ const char *dv_blas_open(dv_desk *d, dv_blas **out) {
   if (b == NULL) return "out of memory";
   b->desk = d;
   const char *error = open_all(b);
+  if (error == NULL) error = open_batches(b);
   if (error == NULL) {
     *out = b;
     return NULL;
@@ -164,6 +190,8 @@ const char *dv_blas_open(dv_desk *d, dv_blas **out) {
 
 /* The libraries stay loaded. */
 void dv_blas_close(dv_blas *b) {
+  if (b != NULL && b->params != NULL) (void)b->end_params(b->params);
+  if (b != NULL) free(b->host_work);
   for (int i = 0; b != NULL && i < LIBRARIES; i++) {
     if (b->handle[i] != NULL) (void)b->destroy[i](b->handle[i]);
   }
@@ -272,6 +300,32 @@ const char *dv_syevd(dv_blas *b, bool wide, int64_t n, void *V, void *w, void *w
   TRY(b, "cusolverDnSyevd",
       b->syevd[wide](b->handle[CUSOLVER], WITH_VECTORS, 0, (int)n, V, (int)n, w, work,
                      numbers_of(wide, bytes), info));
+  return NULL;
+}
+/* Values of cudaDataType: CUDA_R_32F is 0, CUDA_R_64F is 1. */
+const char *dv_batch_bytes(dv_blas *b, bool wide, int64_t n, int64_t count, int64_t *bytes) {
+  size_t device = 0, host = 0;
+  *bytes = -1;
+  if (b->params == NULL) return NULL;
+  TRY(b, "the size of cusolverDnXsyevBatched",
+      b->batch_size(b->handle[CUSOLVER], b->params, WITH_VECTORS, 0, n, wide, NULL, n, wide, NULL,
+                    wide, &device, &host, count));
+  if (host > b->host_bytes) { /* pending calls may use the old work */
+    const char *error = dv_wait(b->desk);
+    if (error != NULL) return error;
+    free(b->host_work);
+    b->host_work = malloc(host);
+    b->host_bytes = b->host_work != NULL ? host : 0;
+    if (b->host_work == NULL) return "out of memory";
+  }
+  *bytes = (int64_t)device;
+  return NULL;
+}
+const char *dv_syevd_batch(dv_blas *b, bool wide, int64_t n, int64_t count, void *V, void *w,
+                           void *work, int64_t bytes, int *infos) {
+  TRY(b, "cusolverDnXsyevBatched",
+      b->batch(b->handle[CUSOLVER], b->params, WITH_VECTORS, 0, n, wide, V, n, wide, w, wide, work,
+               (size_t)bytes, b->host_work, b->host_bytes, infos, count));
   return NULL;
 }
 const char *dv_qr(dv_blas *b, int64_t m, int64_t n, float *A, int64_t lda, float *tau, void *work,

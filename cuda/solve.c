@@ -1,8 +1,8 @@
 /* solve.c: the entry `solve`: the results of matrices, with their checks, without a wait of the host.
  *
  * Each matrix takes the steps of src/linalg/results.c; kernels of solve.cu check its result and store it if the checks pass. Small
- * matrices that need an inverse or a factor in double take one launch for the list. The queue runs all others one after the other,
- * so they share the scratch. */
+ * matrices that need an inverse or a factor in double take one launch for the list. Eigenbases of one order take one call. The queue
+ * runs all others one after the other, so they share the scratch. */
 #include "device_entries.h"
 #include "linalg/vector.h"
 
@@ -54,6 +54,11 @@ static const dv_solve *send(ng_device *d, const dv_solve *s) {
   return ng_stage_address(d, copy);
 }
 
+/* Name the blocks of matrices [from, to). */
+static void name_blocks(ng_device *d, ng_matrix *const *list, i64 from, i64 to) {
+  if (list[from]->name != NULL) d->named = (ng_block_names){list[from]->name, list[to - 1]->name};
+}
+
 static void store(ng_queue *q, const dv_solve *s, const dv_solve *at) {
   LAUNCH(q->device, dv_solve_check_range, blocks_of(s->count, DV_TILE), &at);
   LAUNCH(q->device, dv_solve_store, blocks_of(s->count, DV_TILE), &at);
@@ -99,23 +104,23 @@ static void store_root(ng_queue *q, dv_solve s, const dv_solve *at, float *B, fl
   if (root != NULL) store(q, &s, root);
 }
 
-static void decompose(ng_queue *q, ng_matrix *m, float *scratch) {
+/* Check eigenvectors V with eigenvalues e, and store the result. */
+static void store_pairs(ng_queue *q, ng_matrix *m, void *V, void *e, int32_t *info,
+                        float *scratch) {
   ng_device *d = q->device;
   const i64 n = m->n;
-  const ng_dtype t = ng_dtype_of_solve(m);
   dv_solve s = describe(m);
-  s.W = take(&scratch, t == NG_F64 ? 2 * n * n : n * n);
-  s.W_dtype = (int32_t)t;
-  float *B = t == NG_F64 ? take(&scratch, n * n) : (float *)(void *)s.W;
+  s.W = V;
+  s.W_dtype = (int32_t)ng_dtype_of_solve(m);
+  s.e = e;
+  float *B = s.W_dtype == NG_F64 ? take(&scratch, n * n) : V;
   float *S = take(&scratch, ng_sym_count(n));
-  s.e = take(&scratch, 2 * n);
   s.root = take(&scratch, n);
   s.residual_most = NG_NEGATIVE_MOST;
   take_check_numbers(m, &s, &scratch);
+  s.infos = info;
   const dv_solve *at = send(d, &s);
   if (at == NULL) return;
-  ng_device_unpack(q, n, m->F, m->average_dtype, s.W, t, n);
-  ng_device_linalg.eigen(q, n, s.W, t, s.e, scratch, &s.infos[0]);
   LAUNCH(d, dv_solve_check_pairs, s.part_count, &at);
   LAUNCH(d, dv_solve_accept_pairs, 1, &at);
   if (m->result == NG_RESULT_ROOT) {
@@ -123,6 +128,96 @@ static void decompose(ng_queue *q, ng_matrix *m, float *scratch) {
   } else {
     store(q, &s, at);
     LAUNCH(d, dv_solve_store_eigenvalues, 1, &at);
+  }
+}
+
+static void decompose(ng_queue *q, ng_matrix *m, float *scratch) {
+  const i64 n = m->n;
+  const ng_dtype t = ng_dtype_of_solve(m);
+  void *V = take(&scratch, t == NG_F64 ? 2 * n * n : n * n), *e = take(&scratch, 2 * n);
+  int32_t *info = take(&scratch, 1);
+  ng_device_unpack(q, n, m->F, m->average_dtype, V, t, n);
+  ng_device_linalg.eigen(q, n, V, t, e, scratch, info);
+  store_pairs(q, m, V, e, info, scratch);
+}
+
+/* ---- eigenbases of equal orders --------------------------------------------------------------*/
+
+static bool has_pairs(const ng_matrix *m) {
+  return m->form == NG_FORM_SYMMETRIC &&
+         (m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT);
+}
+static bool are_alike(const ng_matrix *a, const ng_matrix *b) {
+  return has_pairs(a) && has_pairs(b) && a->n == b->n &&
+         ng_dtype_of_solve(a) == ng_dtype_of_solve(b);
+}
+
+/* Return how many of `most` matrices like m one call decomposes, with the bytes of its work, so that everything fits in the scratch of
+ * the stage. 1: the library has no such call. */
+static i64 count_at_once(ng_queue *q, const ng_matrix *m, i64 most, i64 *work) {
+  ng_device *d = q->device;
+  const bool wide = ng_dtype_of_solve(m) == NG_F64;
+  const i64 each = (m->n * m->n + m->n) * (wide ? 8 : 4) + (i64)sizeof(int32_t);
+  for (; most > 1; most /= 2) {
+    ng_stage_keep_error(d, dv_batch_bytes(d->blas, wide, m->n, most, work));
+    if (*work < 0 || d->error[0] != '\0') return 1;
+    if (most * each + *work + 4096 <= ng_stage_scratch_left(d)) return most;
+  }
+  return most;
+}
+
+/* Decompose `count` matrices of list[i..n) like list[i], *i among them, in one call. Return the index after the last of them. */
+static i64 decompose_batch(ng_queue *q, ng_matrix *const *list, i64 i, i64 n, i64 count, i64 bytes,
+                           float *scratch) {
+  ng_device *d = q->device;
+  const ng_matrix *like = list[i];
+  const i64 order = like->n, first = i;
+  const ng_dtype t = ng_dtype_of_solve(like);
+  const size_t size = t == NG_F64 ? 8 : 4;
+  char *V = ng_stage_scratch(d, count * order * order, size);
+  char *e = ng_stage_scratch(d, count * order, size);
+  int32_t *infos = ng_stage_scratch(d, count, sizeof *infos);
+  void *work = ng_stage_scratch(d, bytes, 1);
+  if (V == NULL || e == NULL || infos == NULL || work == NULL) return n;
+  for (i64 k = 0; k < count; i++) {
+    if (!are_alike(list[i], like)) continue;
+    char *to = V + (size_t)(k++ * order * order) * size;
+    ng_device_unpack(q, order, list[i]->F, list[i]->average_dtype, to, t, order);
+  }
+  if (d->error[0] == '\0')
+    ng_stage_keep_error(
+        d, dv_syevd_batch(d->blas, t == NG_F64, order, count, V, e, work, bytes, infos));
+  for (i64 k = 0, j = first; k < count; j++) {
+    if (!are_alike(list[j], like)) continue;
+    name_blocks(d, list, j, j + 1);
+    store_pairs(q, list[j], V + (size_t)(k * order * order) * size, e + (size_t)(k * order) * size,
+                &infos[k], scratch);
+    k++;
+  }
+  return i;
+}
+
+/* Decompose all matrices like list[first], which is the first of its kind. */
+static void decompose_alike(ng_queue *q, ng_matrix *const *list, i64 first, i64 n, float *scratch) {
+  i64 left = 0, bytes = 0;
+  for (i64 i = first; i < n; i++) {
+    left += are_alike(list[i], list[first]) ? 1 : 0;
+  }
+  for (i64 i = first; i < n && left > 0;) {
+    if (!are_alike(list[i], list[first])) {
+      i++;
+      continue;
+    }
+    name_blocks(q->device, list, i, i + 1);
+    if (!ng_stage_begin(q->device)) return;
+    const i64 count = count_at_once(q, list[i], left, &bytes);
+    if (count > 1) {
+      name_blocks(q->device, list, first, n);
+      i = decompose_batch(q, list, i, n, count, bytes, scratch);
+    } else {
+      decompose(q, list[i++], scratch);
+    }
+    left -= count;
   }
 }
 
@@ -186,11 +281,6 @@ static void solve_small(ng_queue *q, ng_matrix *const *list, i64 n) {
   }
 }
 
-/* Name the blocks of matrices [from, to). */
-static void name_blocks(ng_device *d, ng_matrix *const *list, i64 from, i64 to) {
-  if (list[from]->name != NULL) d->named = (ng_block_names){list[from]->name, list[to - 1]->name};
-}
-
 void ng_device_solve(ng_queue *q, ng_matrix *const *list, i64 n, float *scratch) {
   i64 small = 0;
   for (i64 i = 0; i < n; i++) {
@@ -203,10 +293,15 @@ void ng_device_solve(ng_queue *q, ng_matrix *const *list, i64 n, float *scratch)
     name_blocks(q->device, list, i, i + 1);
     if (!ng_stage_begin(q->device)) return;
     if (small > 1 && is_small(m)) continue;
+    bool is_done = false; /* with an earlier matrix of its order */
+    for (i64 j = 0; j < i && has_pairs(m); j++) {
+      is_done = is_done || are_alike(list[j], m);
+    }
+    if (is_done) continue;
     if (m->form != NG_FORM_SYMMETRIC || m->result == NG_RESULT_COPY) {
       copy(q, m, scratch);
-    } else if (m->result == NG_RESULT_EIGEN || m->result == NG_RESULT_ROOT) {
-      decompose(q, m, scratch);
+    } else if (has_pairs(m)) {
+      decompose_alike(q, list, i, n, scratch);
     } else {
       solve_symmetric(q, m, scratch);
     }

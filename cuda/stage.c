@@ -51,6 +51,8 @@ void *ng_stage_scratch(ng_device *d, int64_t n, size_t size) {
   return take(d, d->scratch, &d->scratch_used, SCRATCH, n, size);
 }
 
+int64_t ng_stage_scratch_left(const ng_device *d) { return (int64_t)(SCRATCH - d->scratch_used); }
+
 void *ng_stage_address(const ng_device *d, const void *host) {
   return d->device + ((const char *)host - d->host);
 }

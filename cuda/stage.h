@@ -31,6 +31,7 @@ struct ng_device {
 /* Return memory of the stage for n objects of `size` bytes, or NULL after an error. */
 void *ng_stage_allocate(ng_device *d, int64_t n, size_t size);
 void *ng_stage_scratch(ng_device *d, int64_t n, size_t size);
+int64_t ng_stage_scratch_left(const ng_device *d); /* bytes */
 /* Return the address on the device of descriptors at `host`. */
 void *ng_stage_address(const ng_device *d, const void *host);
 /* Note that work of the named blocks is pending. Store the error text with their names, unless it is NULL or an earlier error is

@@ -109,6 +109,8 @@ void standin_fail(struct dv_desk *d, standin_failure what, int64_t after);
 /* NULL, or called after each factor ('F'), inverse ('I') or eigenproblem ('E') with its result, which it may spoil. */
 typedef void standin_spoil(char solver, bool wide, int64_t n, void *A, int64_t lda, void *w);
 extern standin_spoil *standin_spoils;
+/* Number of matrices that the library decomposes in one call; 0: it has no such call. More need too much work. */
+extern int64_t standin_batch_most;
 /* Note a call of a function with a copy of its arguments; it runs at dv_wait. */
 const char *standin_note(struct dv_desk *d, void (*run)(const void *args), const void *args,
                          size_t bytes);

@@ -16,7 +16,7 @@ typedef struct call {
   void (*run)(const struct call *c);
   bool wide;
   char side, uplo, transa, transb;
-  int64_t m, n, k, lda, ldb, ldc;
+  int64_t m, n, k, lda, ldb, ldc; /* k of syevd: number of matrices */
   double alpha, beta;
   const void *A, *B;
   void *C, *w;
@@ -196,11 +196,12 @@ static bool is_diagonal(int64_t n, const double *S) {
   }
   return !(off > 1e-30 * all);
 }
-static void run_syevd(const call *c) {
+static void run_syevd_of_one(const call *c) {
   const int64_t n = c->n;
   double *S = malloc((size_t)(2 * n * n) * sizeof *S), *V = S + n * n, most = 0.0;
   *c->info = 0;
   for (int64_t i = 0; i < n * n; i++) {
+    if (isnan(get(c, c->C, 1, i, 0))) *c->info = 1; /* no convergence */
     most = fmax(most, fabs(get(c, c->C, 1, i, 0)));
   }
   if (most == 0.0) most = 1.0;
@@ -230,6 +231,17 @@ static void run_syevd(const call *c) {
     if (least >= 0) V[least * n] = NAN; /* taken */
   }
   free(S);
+}
+
+static void run_syevd(const call *c) {
+  call one = *c;
+  const int64_t size = c->wide ? 8 : 4;
+  for (int64_t i = 0; i < c->k; i++) {
+    one.C = (char *)c->C + i * c->n * c->n * size;
+    one.w = (char *)c->w + i * c->n * size;
+    one.info = &c->info[i];
+    run_syevd_of_one(&one);
+  }
 }
 
 /* h <- the unit vector of the reflection that moves x [m] to a multiple of the first unit vector; x of any size. */
@@ -403,7 +415,22 @@ const char *dv_potri(dv_blas *b, bool wide, char uplo, int64_t n, void *A, int64
 const char *dv_syevd(dv_blas *b, bool wide, int64_t n, void *V, void *w, void *work, int64_t bytes,
                      int *info) {
   const char *error = check_work(work, bytes, n * (wide ? 8 : 4));
-  const call c = {.run = run_syevd, .wide = wide, .n = n, .C = V, .w = w, .info = info};
+  const call c = {.run = run_syevd, .wide = wide, .n = n, .k = 1, .C = V, .w = w, .info = info};
+  return error != NULL ? error : note(b, c);
+}
+int64_t standin_batch_most = INT64_MAX;
+const char *dv_batch_bytes(dv_blas *b, bool wide, int64_t n, int64_t count, int64_t *bytes) {
+  (void)b;
+  *bytes = standin_batch_most == 0      ? -1
+           : count > standin_batch_most ? INT64_C(1) << 40
+                                        : count * n * (wide ? 8 : 4);
+  return NULL;
+}
+const char *dv_syevd_batch(dv_blas *b, bool wide, int64_t n, int64_t count, void *V, void *w,
+                           void *work, int64_t bytes, int *infos) {
+  const char *error = check_work(work, bytes, count * n * (wide ? 8 : 4));
+  const call c = {
+      .run = run_syevd, .wide = wide, .n = n, .k = count, .C = V, .w = w, .info = infos};
   return error != NULL ? error : note(b, c);
 }
 const char *dv_qr(dv_blas *b, int64_t m, int64_t n, float *A, int64_t lda, float *tau, void *work,

@@ -317,6 +317,66 @@ static void a_list_is_solved_at_once(void **arg) {
   CHECK(launches == alone + 1);
 }
 
+/* One call decomposes all matrices of one order and dtype; if their work is too large, half of them; without this function of the
+ * library each matrix has a call. All ways have the same launches and give the same bits, and other solves may lie between the
+ * matrices. A refused matrix, and one without convergence, change no other one. */
+static void eigenbases_of_equal_orders_take_one_call(void **arg) {
+  enum { LIST = 12, ORDER = 33, WAYS = 3 };
+  static double R[WAYS][LIST][ORDER * ORDER], e[WAYS][LIST][ORDER];
+  static const int64_t most[WAYS] = {0, INT64_MAX, 2};
+  /* 11 eigenbases: f32 of orders 8 (4 of them), 33 (3), 1, 17; f64 of order 8 (2) */
+  static const int64_t saved[WAYS] = {0, 11 - 5, 11 - (2 + 2 + 1 + 1 + 1)};
+  static _Alignas(64) float scratch[SCRATCH];
+  static const int64_t orders[LIST] = {8, 33, 8, 1, 8, 33, 17, 8, 33, 8, 8, 8};
+  ng_queue device = *(ng_queue *)*arg;
+  const dv_desk *desk = ng_device_desk(device.device);
+  int64_t calls[WAYS], launches[WAYS];
+  for (int way = 0; way < WAYS; way++) {
+    ng_matrix m[LIST], *list[LIST];
+    ng_sym S[LIST];
+    memset(R[way], 0, sizeof R[way]);
+    memset(e[way], 0, sizeof e[way]);
+    seed_restart(NULL);
+    for (int i = 0; i < LIST; i++) {
+      S[i] = sym_positive(orders[i], 1.0);
+      if (i == 4) sym_set(S[i], 0, 0, -50.0f);
+      if (i == 8) sym_set(S[i], 1, 0, NAN);
+      m[i] = (ng_matrix){.result = i == 7   ? NG_RESULT_ROOT
+                                   : i == 9 ? NG_RESULT_INVERSE
+                                            : NG_RESULT_EIGEN,
+                         .n = orders[i],
+                         .F = S[i].a,
+                         .R = R[way][i],
+                         .d = e[way][i],
+                         .scale = 1.0,
+                         .damping = 0.125,
+                         .p = 2.0,
+                         .average_dtype = NG_F32,
+                         .result_dtype = NG_F32,
+                         .uses_double = i == 10 || i == 11,
+                         .accepted = -7};
+      list[i] = &m[i];
+    }
+    standin_batch_most = most[way];
+    const int64_t before = standin_count(desk).calls, launched = standin_count(desk).launches;
+    ng_linalg(&device)->solve(&device, list, LIST, scratch);
+    ng_queue_wait(&device);
+    kernels_check_device();
+    standin_batch_most = INT64_MAX;
+    calls[way] = standin_count(desk).calls - before;
+    launches[way] = standin_count(desk).launches - launched;
+    for (int i = 0; i < LIST; i++) {
+      CHECK(m[i].accepted == (i != 4 && i != 8));
+      CHECK(m[i].info == (i == 8));
+      sym_free(S[i]);
+    }
+    assert_int_equal(calls[0] - calls[way], saved[way]);
+    assert_int_equal(launches[way], launches[0]);
+    assert_memory_equal(R[way], R[0], sizeof R[0]);
+    assert_memory_equal(e[way], e[0], sizeof e[0]);
+  }
+}
+
 int main(void) {
   static ng_queue device;
   if (KERNELS_FIRST == 0) return 77;
@@ -328,6 +388,8 @@ int main(void) {
       {"wrong_diagonals_are_refused", wrong_diagonals_are_refused, seed_restart, NULL, &device},
       {"info_counts_rows_of_the_matrix", info_counts_rows_of_the_matrix, seed_restart, NULL,
        &device},
+      {"eigenbases_of_equal_orders_take_one_call", eigenbases_of_equal_orders_take_one_call,
+       seed_restart, NULL, &device},
       {"a_list_is_solved_at_once", a_list_is_solved_at_once, seed_restart, NULL, &device},
   };
   return cmocka_run_group_tests_name("cuda solve", tests, seed_begin, NULL);

@@ -165,16 +165,16 @@ static void solve_blocks(ng_precond *p, ng_matrix **list, int32_t n, int32_t fro
   }
 }
 
-/* Solve the listed matrices. A call has the matrices of a run of blocks: blocks with small matrices only, and the block that
- * follows them. */
+/* Solve the listed matrices. On the host a call has the matrices of a run of blocks: blocks with small matrices only, and the block that
+ * follows them; on a device all matrices, because it solves those of equal orders at once. */
 static void solve_listed(ng_precond *p) {
   ng_matrix **list = p->solve_list;
   for (int32_t i = 0, n = 0, from = 0; i < p->blocks; i++) {
-    bool small = i + 1 < p->blocks;
+    bool small = true;
     for (int32_t k = 0; k < p->block[i]->matrices_listed; k++) {
       small = list[n++]->n <= NG_SMALL_SOLVE && small;
     }
-    if (small) continue;
+    if ((small || p->ctx->queue->device != NULL) && i + 1 < p->blocks) continue;
     solve_blocks(p, list, n, from, i + 1);
     list += n;
     from = i + 1;
