@@ -399,10 +399,7 @@ const char *dv_use(dv_desk *d) {
   (void)d;
   return NULL;
 }
-void *dv_stream(const dv_desk *d) {
-  (void)d;
-  return NULL;
-}
+void *dv_stream(const dv_desk *d) { return d->stream->handle; }
 const char *dv_name(const dv_desk *d) {
   (void)d;
   return "stand-in";

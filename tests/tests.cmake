@@ -60,6 +60,7 @@ set(natgrad_unit_tests
     t_convert
     t_crc
     t_cuda
+    t_cuda_blas
     t_cuda_eva
     t_cuda_solve
     t_curvature
@@ -221,6 +222,23 @@ foreach(test t_axes t_bf16 t_cuda t_cuda_eva t_cuda_solve t_eigen t_kernels_copy
 endforeach()
 target_sources(t_standin PRIVATE ${natgrad_standin_sources})
 target_include_directories(t_standin PRIVATE cuda)
+# Calls of cuBLAS and cuSOLVER, by libraries with functions of their names.
+add_library(natgrad_cuda_blas OBJECT cuda/blas_cuda.c)
+target_include_directories(natgrad_cuda_blas PRIVATE cuda)
+foreach(name blas_open blas_close gemm syrk symm trsm work_bytes potrf potri syevd batch_bytes syevd_batch qr)
+  target_compile_definitions(natgrad_cuda_blas PRIVATE dv_${name}=cuda_${name})
+endforeach()
+target_sources(t_cuda_blas PRIVATE ${natgrad_standin_sources} $<TARGET_OBJECTS:natgrad_cuda_blas>)
+target_include_directories(t_cuda_blas PRIVATE cuda)
+target_compile_definitions(t_cuda_blas PRIVATE FAKE_CUDA_FOLDER="${PROJECT_BINARY_DIR}/fake_cuda")
+set_target_properties(t_cuda_blas PROPERTIES ENABLE_EXPORTS ON C_VISIBILITY_PRESET default)
+foreach(library libcublas.so.13 libcusolver.so.12)
+  add_library(fake_${library} MODULE tests/fake_cuda.c)
+  target_include_directories(fake_${library} PRIVATE cuda)
+  target_compile_options(fake_${library} PRIVATE -Wno-missing-prototypes -fvisibility=default)
+  set_target_properties(fake_${library} PROPERTIES PREFIX "" OUTPUT_NAME ${library} SUFFIX "" C_VISIBILITY_PRESET default LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fake_cuda)
+  add_dependencies(t_cuda_blas fake_${library})
+endforeach()
 # The library natgrad_cuda with the stand-in: NG_CUDA_LIBRARY is its path, NG_LINALG=cuda.
 add_library(natgrad_standin MODULE ${natgrad_cuda_sources} ${natgrad_cuda_shared} ${natgrad_standin_sources})
 target_include_directories(natgrad_standin PRIVATE include src base cuda tests)
