@@ -181,7 +181,7 @@ static int replay_file(const char *path, const request *w, const cli_args *args)
   if (rc != CLI_OK) return rc;
   char message[512] = "no memory";
   ng_options *options = NULL, *fused = NULL;
-  replay_job j = {.r = &r, .linalg = w->linalg};
+  replay_job j = {.r = &r, .path = path, .linalg = w->linalg};
   replay_rank *ranks = replay_ranks_create(&j);
   rc = set_run_options(&r, path, args, &options, &j.lr);
   if (rc == CLI_OK && (r.has_updates || r.has_states) &&

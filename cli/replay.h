@@ -6,6 +6,7 @@
 
 typedef struct replay_job {
   const recording *r;
+  const char *path;          /* of the recording, for messages */
   const ng_options *options; /* options of the run that writes preconditioned gradients */
   const ng_options *fused; /* options of the run that updates weights; NULL: no recorded updates */
   const char *linalg;

@@ -328,8 +328,8 @@ static int run_rank(void *user, const ng_transport *t) {
     if (step > 0) (void)snprintf(where, sizeof where, "step %d: ", step - 1);
     if (ctx != NULL)
       (void)snprintf(message, sizeof message, "%s (%s)", ng_last_error(ctx), ng_status_name(st));
-    (void)(t == NULL ? cli_fail("%s: %s%s", r->name, where, message)
-                     : cli_fail("%s: rank %d: %s%s", r->name, me->rank, where, message));
+    (void)(t == NULL ? cli_fail("%s: %s%s", me->job->path, where, message)
+                     : cli_fail("%s: rank %d: %s%s", me->job->path, me->rank, where, message));
     if (t != NULL) t->abort(t->user);
   }
   ng_precond_destroy(&p);

@@ -29,17 +29,18 @@ char *cli_get_folder(const char *path) {
   return out;
 }
 
+static bool is_separator(char c) { return c == '-' || c == '_'; }
+
 void cli_replace_separators(char *to, size_t size, const char *name, char with) {
   (void)snprintf(to, size, "%s", name);
   for (; *to != 0; to++)
-    if (*to == '-' || *to == '_') *to = with;
+    if (is_separator(*to)) *to = with;
 }
 
 bool cli_is_same_name(const char *a, const char *b) {
-  char x[CLI_NAME], y[CLI_NAME];
-  cli_replace_separators(x, sizeof x, a, '_');
-  cli_replace_separators(y, sizeof y, b, '_');
-  return strcmp(x, y) == 0;
+  while (*a != 0 && (*a == *b || (is_separator(*a) && is_separator(*b))))
+    a++, b++;
+  return *a == *b;
 }
 
 bool cli_has_ending(const char *path, const char *ending) {

@@ -44,7 +44,7 @@ echo "forged: recordings = $files answered = $answered refused = $refused"
 # ---- export, plan, prune -----------------------------------------------------------------------------
 here=$PWD
 cd "$scratch" || exit 1
-"$natgrad" train --data synthetic:classes=3,features=6,train=64,test=16 --model mlp --batch 8 --steps 8 --log-every 1 \
+"$natgrad" train --data synthetic:classes=3,features=6,train=64,test=16 --model mlp-8-2 --batch 8 --steps 8 --log-every 1 \
   --quiet --out run || fail "train"
 cat >layers.json <<'END'
 [{"name": "conv1", "kind": "conv2d", "in": 3, "out": 16, "kernel": 3, "stride": [1, 2], "padding": 1, "image": 32, "groups": 1},

@@ -14,6 +14,7 @@ changed() {
 
 expect 2 "*$scratch/none: *" "$natgrad" replay "$scratch/none"
 expect 2 "*$scratch: *" "$natgrad" replay "$scratch"
+expect 2 "*natgrad: $golden/window-mfac-momentum.safetensors: window = 65536: exceeds *" "$natgrad" replay "$golden/window-mfac-momentum.safetensors" --window 65536
 : >"$bad"
 expect 2 "*$bad*" "$natgrad" replay "$bad"
 
@@ -240,8 +241,8 @@ for case in kaisa-eigen-0 ranks2-eigen_dp; do
 done
 cp "$file" "$bad"
 overwrite $((8 + $(od -An -tu8 -N8 "$file"))) '\x00\x00\xc0\x7f'
-expect 2 '*bad: step 0: *conv1*' "$natgrad" replay "$bad"
+expect 2 "*$bad: step 0: *conv1*" "$natgrad" replay "$bad"
 cp "$golden/ranks2-eigen.safetensors" "$bad" # the other rank must not wait for the one that failed
 overwrite $((8 + $(od -An -tu8 -N8 "$bad"))) '\x00\x00\xc0\x7f'
-expect 2 '*bad: rank 0: step 0: *conv1*' timeout $patience "$natgrad" replay "$bad"
+expect 2 "*$bad: rank 0: step 0: *conv1*" timeout $patience "$natgrad" replay "$bad"
 finish
