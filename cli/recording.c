@@ -86,8 +86,10 @@ static void read_parameter_shape(cli_fields *f, const ngio_value *o, bool conv, 
   l->is_conv = conv && axes == 4;
   for (size_t k = 0; k < axes && f->rc == CLI_OK; k++) {
     const int64_t length = ngio_integer_of(ngio_at(lengths, k));
-    if (length < 1 || length > 1 << 20)
+    if (length < 1 || length > 1 << 20) {
       cli_field_error(f, "parameter %s: a length is not a whole number from 1 to 1048576", l->name);
+      return;
+    }
     if (l->is_conv && k >= 2) {
       l->kernel[k - 2] = length;
       l->stride[k - 2] = 1;
