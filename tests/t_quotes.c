@@ -65,7 +65,7 @@ static void check_line(void *user, ng_log_level level, const char *line) {
 #define INTO message, sizeof message
 
 static void call_options(char c, const char *bad) {
-  char quoted[64], open[64], value[64], first[64], word[64];
+  char quoted[64], open[64], value[64], first[64], word[64], name[64];
   ng_options *o = NULL;
   double real;
   (void)snprintf(quoted, sizeof quoted, "damping='%s'", bad);
@@ -73,6 +73,8 @@ static void call_options(char c, const char *bad) {
   (void)snprintf(open, sizeof open, "damping='%s", bad);
   (void)snprintf(first, sizeof first, "'%s'=1", bad);
   (void)snprintf(word, sizeof word, "damping=1 %s", bad);
+  (void)snprintf(name, sizeof name, "%s='x", bad);
+  TEXT(ng_options_create(name, INTO, &o), ""); /* raw at 329fd6e */
   TEXT(ng_options_create(quoted, INTO, &o), "ma?rk");
   TEXT(ng_options_create(value, INTO, &o), "ma?rk");
   TEXT(ng_options_create(open, INTO, &o), "has no closing '");
