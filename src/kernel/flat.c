@@ -8,6 +8,7 @@
 
 #include "kernel/entries.h"
 #include "kernel/row_loops.h"
+#include "simd.h"
 
 ng_flat_chunk ng_find_chunk(const ng_flat_range *range, int64_t ranges, int64_t i) {
   int64_t low = 0, high = ranges; /* find the last range whose first chunk is <= i */
@@ -123,15 +124,31 @@ static int64_t fill_line(const flat_line *l) {
   return 0;
 }
 
+/* out <- old v + take x, in double, rounded. */
+NG_CLONES static void mix(const float *v, double old, const float *x, double take, int64_t n,
+                          float *restrict out) {
+  for (int64_t k = 0; k < n; k++)
+    out[k] = (float)(old * (double)v[k] + take * (double)x[k]);
+}
+
 static int64_t mix_line(const flat_line *l) {
   const ng_flat_pass *p = &l->p;
+  float out[NG_FLAT_LINE]; /* `to` may be x, and a loop that writes x is not vectorised */
   int64_t kept = 0;
-  for (int64_t k = 0; k < l->n; k++) {
-    const float v = p->v[k];
-    const double sum = p->old * (double)v + p->take * (double)p->x[k];
-    p->to[k] = l->range->is_excluded ? v : (float)finite_or_old(sum, v, &kept);
+  if (l->range->is_excluded) {
+    memmove(p->to, p->v, (size_t)l->n * sizeof *p->to);
+    return 0;
   }
-  return l->range->is_excluded ? 0 : kept;
+  mix(p->v, p->old, p->x, p->take, l->n, out);
+  if (ng_float_of_bits(ng_find_largest_bits(out, NG_F32, l->n)) < FLT_MAX) {
+    memcpy(p->to, out, (size_t)l->n * sizeof *out);
+    return 0;
+  }
+  for (int64_t k = 0; k < l->n; k++) {
+    const double sum = p->old * (double)p->v[k] + p->take * (double)p->x[k];
+    p->to[k] = (float)finite_or_old(sum, p->v[k], &kept);
+  }
+  return kept;
 }
 
 static int64_t adam_direction(const flat_line *l) {
