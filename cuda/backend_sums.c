@@ -77,18 +77,27 @@ static int64_t row_distance(const dv_gram *g) {
   return distance >= g->p ? distance : 0;
 }
 
-static void gram_by_blas(ng_queue *q, const dv_gram *g, const dv_gram *at) {
+static bool is_by_blas(const dv_gram *g) { return g->S64 == NULL && g->p >= BLAS_ORDER; }
+
+static int64_t count_rows(const dv_gram *g) {
+  const int64_t positions = g->has_patches ? g->of.out_height * g->of.out_width : g->of.x.positions;
+  return g->of.samples * (g->of.reduce != 0 ? 1 : positions);
+}
+
+/* Return how many rows are packed at a time. */
+static int64_t count_packed(const dv_gram *g) {
+  return ng_min64(count_rows(g), ng_max64(1, DV_PACKED / g->p));
+}
+
+static void gram_by_blas(ng_queue *q, const dv_gram *g, const dv_gram *at, float *packed) {
   ng_device *d = q->device;
   const ng_sym S = {g->S, g->p};
-  const int64_t positions = g->has_patches ? g->of.out_height * g->of.out_width : g->of.x.positions;
-  const int64_t rows = g->of.samples * (g->of.reduce != 0 ? 1 : positions);
-  const int64_t distance = row_distance(g), most = ng_min64(rows, ng_max64(1, DV_PACKED / g->p));
+  const int64_t rows = count_rows(g), distance = row_distance(g), most = count_packed(g);
   if (distance > 0) {
     const float *x = (const float *)(const void *)g->of.x.data + g->c0;
     ng_device_linalg.add_gram(q, S, 0, g->p, x, rows, distance, g->alpha);
     return;
   }
-  float *packed = ng_stage_scratch(d, most * g->p, sizeof *packed);
   for (int64_t from = 0, count; from < rows && packed != NULL; from += count) {
     count = ng_min64(rows - from, most);
     LAUNCH(d, dv_gram_pack, blocks_of(count, DV_GRAM) * blocks_of(g->p, DV_GRAM), &at, &from,
@@ -123,8 +132,14 @@ static void gram(ng_queue *q, const ng_gram *g, int64_t n, bool has_patches) {
   dv_gram *at = ng_stage_address(d, list);
   LAUNCH(d, dv_gram_squares, cut_blocks(&c), &at, &c.on_device, &n);
   LAUNCH(d, dv_gram_rows64, cut_blocks(&rows64), &at, &rows64.on_device, &n);
+  int64_t most = 0; /* floats of the packed rows of one matrix, which all matrices share */
   for (int64_t i = 0; i < n; i++) {
-    if (list[i].S64 == NULL && list[i].p >= BLAS_ORDER) gram_by_blas(q, &list[i], &at[i]);
+    if (is_by_blas(&list[i]) && row_distance(&list[i]) == 0)
+      most = ng_max64(most, count_packed(&list[i]) * list[i].p);
+  }
+  float *packed = most > 0 ? ng_stage_scratch(d, most, sizeof *packed) : NULL;
+  for (int64_t i = 0; i < n; i++) {
+    if (is_by_blas(&list[i])) gram_by_blas(q, &list[i], &at[i], packed);
   }
 }
 void ng_device_add_row_grams(ng_queue *q, const ng_gram *g, int64_t n, float *unused) {

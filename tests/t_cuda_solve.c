@@ -10,6 +10,7 @@
 #include "backend.h"
 #include "kernels.h"
 #include "linalg_check.h"
+#include "stage.h"
 #include "standin.h"
 
 enum { MOST = 40, SCRATCH = 1 << 16 };
@@ -317,9 +318,9 @@ static void a_list_is_solved_at_once(void **arg) {
   CHECK(launches == alone + 1);
 }
 
-/* One call decomposes all matrices of one order and dtype; if their work is too large, half of them; without this function of the
- * library each matrix has a call. All ways have the same launches and give the same bits, and other solves may lie between the
- * matrices. A refused matrix, and one without convergence, change no other one. */
+/* One call for each order and dtype. If the workspace is too large, each call takes half of the matrices. Without the batched function,
+ * one call for each matrix. All three ways give the same bits and launches, also with other solves in between. A refused matrix, or one
+ * without convergence, does not change the others. */
 static void eigenbases_of_equal_orders_take_one_call(void **arg) {
   enum { LIST = 12, ORDER = 33, WAYS = 3 };
   static double R[WAYS][LIST][ORDER * ORDER], e[WAYS][LIST][ORDER];
@@ -377,6 +378,43 @@ static void eigenbases_of_equal_orders_take_one_call(void **arg) {
   }
 }
 
+/* Matrices of a list that need packed rows use the same scratch, so a list needs no more scratch than its largest matrix. */
+static void grams_of_a_list_share_scratch(void **arg) {
+  enum { LIST = 3, ROWS = 40, COLUMNS = 64 };
+  ng_queue *q = *arg;
+  static float x[COLUMNS * ROWS], S[LIST][COLUMNS * (COLUMNS + 1) / 2];
+  for (int i = 0; i < COLUMNS * ROWS; i++)
+    x[i] = (float)uniform();
+  ng_gram g[LIST];
+  for (int i = 0; i < LIST; i++) {
+    g[i] = (ng_gram){.x = {.data = x,
+                           .dtype = NG_F32,
+                           .samples = ROWS,
+                           .positions = 1,
+                           .columns = COLUMNS,
+                           .sample_stride = 1,
+                           .column_stride = ROWS},
+                     .samples = ROWS,
+                     .c1 = COLUMNS,
+                     .alpha = 1.0,
+                     .S = {S[i], COLUMNS}};
+  }
+  int64_t left[2];
+  for (int way = 0; way < 2; way++) {
+    memset(S, 0, sizeof S);
+    ng_kernels(q)->add_row_grams(q, g, way == 0 ? 1 : LIST, NULL);
+    left[way] = ng_stage_scratch_left(q->device);
+    ng_queue_wait(q);
+  }
+  assert_int_equal(left[1], left[0]);
+  for (int i = 0; i < LIST; i++) {
+    double sum = 0.0;
+    for (int r = 0; r < ROWS; r++)
+      sum += (double)x[(COLUMNS - 1) * ROWS + r] * x[(COLUMNS - 1) * ROWS + r];
+    assert_true(fabs(ng_sym_get(g[i].S, COLUMNS - 1, COLUMNS - 1) - sum) < 1e-5 * sum);
+  }
+}
+
 int main(void) {
   static ng_queue device;
   if (KERNELS_FIRST == 0) return 77;
@@ -390,6 +428,7 @@ int main(void) {
        &device},
       {"eigenbases_of_equal_orders_take_one_call", eigenbases_of_equal_orders_take_one_call,
        seed_restart, NULL, &device},
+      {"grams_of_a_list_share_scratch", grams_of_a_list_share_scratch, seed_restart, NULL, &device},
       {"a_list_is_solved_at_once", a_list_is_solved_at_once, seed_restart, NULL, &device},
   };
   return cmocka_run_group_tests_name("cuda solve", tests, seed_begin, NULL);
