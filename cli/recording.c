@@ -84,10 +84,16 @@ static void read_parameter_shape(cli_fields *f, const ngio_value *o, bool conv, 
     cli_field_error(f, "parameter %s has %zu axes, expected 1 to 4", l->name, axes);
   l->in = l->out = l->positions = 1;
   l->is_conv = conv && axes == 4;
+  int64_t elements = 1;
   for (size_t k = 0; k < axes && f->rc == CLI_OK; k++) {
     const int64_t length = ngio_integer_of(ngio_at(lengths, k));
     if (length < 1 || length > 1 << 20) {
       cli_field_error(f, "parameter %s: a length is not a whole number from 1 to 1048576", l->name);
+      return;
+    }
+    elements *= length;
+    if (elements > MOST) {
+      cli_field_error(f, "parameter %s has more than %d elements", l->name, MOST);
       return;
     }
     if (l->is_conv && k >= 2) {
@@ -96,8 +102,6 @@ static void read_parameter_shape(cli_fields *f, const ngio_value *o, bool conv, 
       continue;
     }
     *(k == 0 && axes > 1 ? &l->out : &l->in) *= length;
-    if (l->in > MOST)
-      cli_field_error(f, "parameter %s: a row has more than %d elements", l->name, MOST);
   }
 }
 

@@ -217,7 +217,7 @@ edited 's/^ *3$/null/'; expect 2 '*case.json: parameter *: a length is not a who
 edited 's/"fc1.weight"/"fc3.weight"/'; expect 2 '*array s0.fc3.weight.grad is missing' replayed
 edited 's/^ *80$/81/'; expect 2 '*array s0.fc1.weight.grad has 720 elements, but its parameter 729' replayed
 edited 's/^ *80$/1048576, 1048576, 1048576/'
-expect 2 '*case.json: parameter fc1.weight: a row has more than 1073741824 elements' replayed
+expect 2 '*case.json: parameter fc1.weight has more than 1073741824 elements' replayed
 edited 's/"steps": [0-9]*/"steps": 100000/'
 expect 2 '*case.json: steps, ranks and micro_batches need at least *' replayed
 
