@@ -43,7 +43,7 @@
   X(orgqr_size, CUSOLVER, "cusolverDnSorgqr_bufferSize", "cusolverDnDorgqr_bufferSize",            \
     (void *, int, int, int, const void *, int, const void *, int *))
 
-/* Functions that cuSOLVER has since CUDA 12.6.2 */
+/* Optional functions: cuSOLVER has cusolverDnXsyevBatched since CUDA 12.6.2 */
 #define BATCH(X)                                                                                   \
   X(new_params, "cusolverDnCreateParams", (void **))                                               \
   X(end_params, "cusolverDnDestroyParams", (void *))                                               \

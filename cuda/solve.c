@@ -152,8 +152,8 @@ static bool are_alike(const ng_matrix *a, const ng_matrix *b) {
          ng_dtype_of_solve(a) == ng_dtype_of_solve(b);
 }
 
-/* Return how many of `most` matrices like m one call decomposes, with the bytes of its work, so that everything fits in the scratch of
- * the stage. 1: the library has no such call. */
+/* Halve `most` until the matrices like m and the workspace of one batched call fit in the scratch. Return the result, and set *work to
+ * the bytes of the workspace. Return 1 without a batched call or after an error. */
 static i64 count_at_once(ng_queue *q, const ng_matrix *m, i64 most, i64 *work) {
   ng_device *d = q->device;
   const bool wide = ng_dtype_of_solve(m) == NG_F64;
@@ -293,7 +293,7 @@ void ng_device_solve(ng_queue *q, ng_matrix *const *list, i64 n, float *scratch)
     name_blocks(q->device, list, i, i + 1);
     if (!ng_stage_begin(q->device)) return;
     if (small > 1 && is_small(m)) continue;
-    bool is_done = false; /* with an earlier matrix of its order */
+    bool is_done = false; /* an earlier call decomposed m together with another matrix */
     for (i64 j = 0; j < i && has_pairs(m); j++) {
       is_done = is_done || are_alike(list[j], m);
     }

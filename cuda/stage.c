@@ -17,7 +17,7 @@ static void keep_error_of(ng_device *d, ng_block_names of, const char *error) {
     (void)snprintf(d->error, sizeof d->error, "blocks '%s' to '%s': %s", of.first, of.last, error);
   }
 }
-/* Note that work of the named blocks is pending. A list of blocks is in the order of the model, so it contains all others. */
+/* Mark the work of the named blocks as pending. A list of blocks is in the order of the model, so it contains all others. */
 static void note_pending(ng_device *d) {
   ng_block_names *all = &d->pending;
   if (d->named.first == NULL) return;
@@ -92,7 +92,7 @@ bool ng_stage_begin(ng_device *d) {
 static const char *alloc_on_device(ng_device *d, size_t bytes, char **out) {
   if (d->memory.alloc == NULL) return dv_alloc(d->desk, bytes, (void **)out);
   *out = d->memory.alloc(d->memory.user, bytes);
-  return *out != NULL ? NULL : "device_alloc has no memory";
+  return *out != NULL ? NULL : "device_alloc returned NULL";
 }
 static void free_on_device(ng_device *d, char *at, size_t bytes) {
   if (at != NULL && d->memory.alloc != NULL) {

@@ -34,8 +34,7 @@ void *ng_stage_scratch(ng_device *d, int64_t n, size_t size);
 int64_t ng_stage_scratch_left(const ng_device *d); /* bytes */
 /* Return the address on the device of descriptors at `host`. */
 void *ng_stage_address(const ng_device *d, const void *host);
-/* Note that work of the named blocks is pending. Store the error text with their names, unless it is NULL or an earlier error is
- * stored. */
+/* Mark the work of the named blocks as pending. If `error` is not NULL and no error is stored, store the text with the names. */
 void ng_stage_keep_error(ng_device *d, const char *error);
 /* Copy the new descriptors, then run a kernel with DV_THREADS threads a block. */
 void ng_stage_launch(ng_device *d, const char *kernel, int64_t blocks, void **args);

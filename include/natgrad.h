@@ -237,9 +237,9 @@ typedef struct ng_context_config {
   ng_log_level log_level; /* most verbose level; the environment variable NG_LOG overrides it */
   const ng_transport *transport; /* the library copies the table; NULL: one rank */
   const char *linalg; /* "cpu", "ref", "cuda", "cuda:INDEX"; NULL: "cpu" if BLAS is built in */
-  /* Device stream (cudaStream_t) of all work, which also writes arrays with mem = NG_DEVICE; the default
-   * stream of CUDA is cudaStreamLegacy.  NULL: the host, or a stream of the library for arrays that are
-   * complete before each call (NG_HOST: managed or registered memory). */
+  /* Device stream (cudaStream_t) of all work, which also writes arrays with mem = NG_DEVICE.  For the
+   * default stream of CUDA pass cudaStreamLegacy.  NULL: no device, or the library creates a stream; then
+   * arrays are NG_HOST (managed or registered memory) and complete before each call. */
   void *queue;
   /* Groups of ranks, copied; NULL: none.  If only some ranks set one, ng_ready: NG_ERR_COMM.
    * Tensor parallelism: ranks of `transport` that work on the same samples and share layers
@@ -251,8 +251,9 @@ typedef struct ng_context_config {
   const ng_transport *stage_group;
   /* Allocator of memory that only the device accesses, such as the caching allocator of a framework:
    * blocks of the device of `linalg`, 256-byte aligned, for work on `queue`.  device_alloc returns
-   * NULL without memory; device_free gets the size given to device_alloc when the work is done.  Set
-   * both or none.  Without a device they are not called.  (The host accesses all other memory.) */
+   * NULL if no memory is left.  When all work on a block has finished, device_free gets it with the size
+   * passed to device_alloc.  Set both or neither.  Without a device they are not called.  (The host
+   * accesses all other memory.) */
   void *(*device_alloc)(void *user, size_t bytes);
   void (*device_free)(void *user, void *ptr, size_t bytes);
   void *device_user;

@@ -2,8 +2,8 @@
 # torch.sh: make a virtual environment with a current PyTorch for the tests of the Python package, once, in the user's
 # cache folder.
 #   torch.sh --where    print that folder and make nothing
-#   torch.sh --tests    for `make check-all`: first install Debian's Python and its older python3-torch (as root), at last the
-#                       packages that natgrad works with; what cannot be installed is reported in one line, and its tests are
+#   torch.sh --tests    for `make check-all`: first install Debian's Python and its older python3-torch (as root), then the
+#                       packages of integration tests; what cannot be installed is reported in one line, and its tests are
 #                       skipped
 set -euo pipefail
 version=2.13.0

@@ -30,7 +30,7 @@ int cusolverDnSetStream(void *h, void *stream) { return cublasSetStream_v2(h, st
 int cusolverDnCreateParams(void **out) { return make(out); }
 int cusolverDnDestroyParams(void *h) { return end(h); }
 
-/* Return the status of a call: CUBLAS_STATUS_EXECUTION_FAILED is 13. CUBLAS_DEFAULT_MATH is 0. */
+/* Count a call. Return 0, or 13 if the stand-in failed, the stream is wrong, or the math mode is not CUBLAS_DEFAULT_MATH (0). */
 static int of(const void *h, int needs_mode, const char *error) {
   const handle *x = h;
   fake_cuda_calls++;

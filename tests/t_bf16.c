@@ -1,8 +1,8 @@
 /* t_bf16.c: Newton-Schulz by the bodies of bf16.h, beside `ref`, which multiplies in double.
  *
  * - One iteration of matrices whose sums are exact in f32: a body and `ref` give the same numbers.
- * - Five iterations of random matrices: the last bit of a sum may differ, and then later entries, too. Tolerance 2e-2, as for
- *   processors without bf16 (matrix.md 1.2: single entries move by 0.4 %, and the next iterations by a little more). */
+ * - Five iterations of random matrices: sums may differ in the last bit, and the next iterations amplify the difference. Tolerance
+ *   2e-2; a last bit of bf16 is 0.4 %. */
 #include "unit_test.h"
 
 #include <math.h>
@@ -85,7 +85,7 @@ static int64_t largest_square(int64_t most) { /* the largest power of 4, up to `
 }
 
 /* X has 4^k entries of 1 or -1, so |X| = 2^k, and the entries of A and A A are whole numbers times powers of 2. All other entries
- * are 0 or, if `subnormal`, so small that they must not change other entries. */
+ * are 0 or, if `subnormal`, subnormal, and must not change the result. */
 static void check_exact_sums(bool subnormal) {
   rng r = {(uint64_t)(uniform() * 1e9) + 77};
   for (int s = 0; s < SHAPES; s++) {

@@ -120,7 +120,7 @@ static int64_t save_in_child(int32_t n, const char *parts, int64_t us) {
   return now_us() - since;
 }
 
-/* A save of step 3 over the parts of step 2, by another number of ranks, is killed at a random moment of the save.  Any
+/* Save step 2, then save step 3 into the same folder, each by any number of ranks; kill this save at a random moment.  Any
  * number of ranks then loads one of the two states, bit for bit. */
 static void any_number_of_ranks_resumes_after_a_kill(void **state) {
   const path parts = path_of("parts"), one = path_of("one");

@@ -38,7 +38,9 @@ static void record_call(const char *expression) {
 static void check_message(const char *expression, char control, ng_status st, const char *message,
                           const char *quote) {
   record_call(expression);
-  if (st >= NG_OK) fail_msg("%s, character %d: %s", expression, control, ng_status_name(st));
+  if (st >= NG_OK)
+    fail_msg("%s, character %d: returned %s, expected an error", expression, control,
+             ng_status_name(st));
   if (has_control(message)) fail_msg("%s, character %d: raw in '%s'", expression, control, message);
   if (strstr(message, quote) == NULL)
     fail_msg("%s, character %d: '%s' lacks '%s'", expression, control, message, quote);
@@ -234,7 +236,7 @@ static bool takes_text(const char *declaration) {
   return at != NULL && strstr(at, "const char *") != NULL;
 }
 
-/* Runs last. */
+/* The last test: it reads the calls of the others. */
 static void every_function_with_a_text_was_called(void **state) {
   char line[256], declaration[1024] = "";
   int functions = 0;

@@ -118,9 +118,8 @@ static void work_runs_late(void **state) {
   dv_close(d);
 }
 
-/* One stream writes an array that another stream copies twice, or the other way round. Without a wait in between, and without an event,
- * which the desk does not have, some order gives a wrong result, and some order two different copies; with one stream every order is
- * right. */
+/* One stream writes an array that another stream copies twice, or the other way round. Without a wait between the streams, at least one
+ * order gives a wrong copy, and at least one gives two different copies. With a wait or one stream, all orders are right. */
 static void a_missing_event_is_found(void **state) {
   enum { WAITS, SAME_STREAM, MISSES, WAYS };
   static int handle[2];

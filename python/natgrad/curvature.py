@@ -256,7 +256,7 @@ class Curvature:
 
     def save_kronfluence(self, folder, samples, positions=1):
         """Write the factors into the four covariance files of kronfluence; after correct(), also eigenvectors, eigenvalues and Lambda.
-        factor_arguments.json, which kronfluence needs, is written unless the folder has it.
+        If the folder has no factor_arguments.json, writes one: kronfluence needs this file.
 
         folder     .../factors_NAME of kronfluence
         samples    the number N of samples of the factors

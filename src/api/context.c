@@ -46,11 +46,11 @@ static ng_status read_environment(ng_context_config *c, char *message, size_t si
 static ng_status check_config(const ng_context_config *c, char *message, size_t size) {
   if ((c->alloc == NULL) != (c->free == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "ng_context_config: give both alloc and free, or neither");
+                      "ng_context_config: set both alloc and free, or neither");
   }
   if ((c->device_alloc == NULL) != (c->device_free == NULL)) {
     return ng_fail_to(message, size, NG_ERR_ARG,
-                      "ng_context_config: give both device_alloc and device_free, or neither");
+                      "ng_context_config: set both device_alloc and device_free, or neither");
   }
   if (c->threads < 0 || c->threads > 1024) {
     return ng_fail_to(message, size, NG_ERR_ARG,

@@ -108,7 +108,12 @@ typedef enum ng_scope {
   NG_SCOPE_MODEL  /* one block over the parameters of all layers that fit */
 } ng_scope;
 
-typedef enum ng_solve_phase { NG_SOLVE_MEASURE, NG_SOLVE_LIST, NG_SOLVE_START, NG_SOLVE_CLIMB } ng_solve_phase;
+typedef enum ng_solve_phase {
+  NG_SOLVE_MEASURE,
+  NG_SOLVE_LIST,
+  NG_SOLVE_START,
+  NG_SOLVE_CLIMB
+} ng_solve_phase;
 
 typedef struct ng_family {
   const char *name;
@@ -178,9 +183,12 @@ typedef struct ng_family {
   /* Return the number of counted steps of the block, to which stat_period and solve_period apply; default: of the model. */
   int64_t (*count_steps)(const ng_block *b);
   /* Set both or neither. solve, on every rank: compute the results that this rank owns. The engine calls each phase for all
-   * blocks and waits in between: MEASURE enqueues the numbers that LIST reads; LIST calls ng_block_list_matrix for each matrix and
-   * enqueues nothing; START enqueues other work, and the engine solves the matrices of all blocks; CLIMB calls ng_matrix_retry, leaves no work pending, and returns NG_RESCUED after it
-   * counted the rung of a fallback. read_results, on workers: read received or loaded results, new or old. */
+   * blocks and waits in between:
+   *   MEASURE  enqueue the numbers that LIST reads
+   *   LIST     call ng_block_list_matrix for each matrix; enqueue nothing
+   *   START    enqueue other work; then the engine solves the matrices of all blocks
+   *   CLIMB    call ng_matrix_retry, leave no work pending, return NG_RESCUED after the rung of a fallback was counted
+   * read_results, on workers: read received or loaded results, new or old. */
   ng_status (*solve)(ng_block *b, ng_solve_phase phase);
   void (*read_results)(ng_block *b);
   /* For blocks whose statistics have different owners: after NG_SOLVE_MEASURE, the owner of statistic `stat` writes

@@ -2,13 +2,13 @@
  *
  * In: blocks of 32 x 32 elements.  Out: blocks; the result of an ng_newton_schulz with rounding.  Two bodies of the product exist:
  * AVX512_BF16 and AMX. Without them, newton_schulz.c computes the products in f32. Both bodies, as the instructions do, take
- * subnormal numbers for 0: an entry of a product changes by at most 2^-126 for each addition.
+ * subnormal numbers for 0: each term of a sum changes by at most 2^-126 times its other factor (of Newton-Schulz: about 1).
  *
  * A block of a matrix has 2048 bytes. Its columns are the k of a product on the left side, its rows those on the right side:
  *     rows    M[i][j], row-major. The left operand of a product.
  *     pairs   two halves of 16 columns; in a half, [row i / 2][column][i % 2]. The right operand of a product.
  * A panel is a row of blocks (left operand) or a column of blocks (right operand), one after the other, so a product reads
- * two panels from the begin to the end. */
+ * two panels from beginning to end. */
 #ifndef NG_BF16_H
 #define NG_BF16_H
 
@@ -24,8 +24,8 @@
 enum { NG_BF16_SIDE = 32, NG_BF16_BYTES = 2048, NG_BF16_SUMS = NG_BF16_SIDE * NG_BF16_SIDE };
 
 typedef enum ng_bf16_body { NG_BF16_NONE, NG_BF16_AVX512, NG_BF16_AMX } ng_bf16_body;
-/* Return whether the processor and the operating system support a body. For AMX, ask the operating system for the permission of this
- * process. */
+/* Return whether the processor and the operating system support a body. For AMX, request permission for the tile registers
+ * (arch_prctl). */
 bool ng_bf16_can_run(ng_bf16_body body);
 /* Return the fastest body. On Intel's processors AVX512_BF16 multiplies as many numbers as AVX-512 does in f32, so there only AMX is
  * faster than the products of BLAS. */
@@ -52,7 +52,8 @@ void ng_bf16_load(const float *x, int64_t ld, int64_t height, int64_t width, flo
 /* x <- by M, rounded to bf16 if `rounds` */
 void ng_bf16_store(const char *rows, float by, bool rounds, float *x, int64_t ld, int64_t height,
                    int64_t width);
-double ng_bf16_sum_squares(const float *x, int64_t n); /* of x, rounded */
+/* Return the sum of squares of x, whose elements are rounded to bf16 first. */
+double ng_bf16_sum_squares(const float *x, int64_t n);
 
 /* ---- bf16_schulz.c ---------------------------------------------------------------------------*/
 

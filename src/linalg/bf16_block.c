@@ -60,7 +60,7 @@ TILE static void set_tiles(void) {
 
 TILE static void release_tiles(void) { _tile_release(); }
 
-/* The intrinsics of gcc 12 do not say that they read memory. */
+/* gcc 12 does not know that a load of a tile reads memory, and could move stores behind it. */
 #define MEMORY_IS_WRITTEN() __asm__ volatile("" : : : "memory")
 
 TILE static void multiply_amx(const char *left, const char *right, int64_t blocks, bool adds,
@@ -296,9 +296,10 @@ ng_bf16_body ng_bf16_find_body(void) { return NG_BF16_NONE; }
 #endif
 
 const char *ng_bf16_describe(void) {
-  ng_bf16_body body = NG_BF16_NONE;
-#if defined(NG_HAVE_BLAS) /* otherwise `ref` multiplies in double */
-  body = ng_bf16_find_body();
-#endif
+#if defined(NG_HAVE_BLAS)
+  const ng_bf16_body body = ng_bf16_find_body();
   return body == NG_BF16_AMX ? "AMX" : body == NG_BF16_AVX512 ? "AVX512_BF16" : "rounded, in f32";
+#else /* the backend `ref`, which does not use bf16.h */
+  return "rounded, in double";
+#endif
 }

@@ -1,15 +1,15 @@
 /* bf16_schulz.c: Newton-Schulz with rounding, by the products of bf16.h.
  *
- * W [n, R], n <= R, is X or X', padded with 0 to blocks. Between the products W, A and P stay in bf16; scaling and rounding are part of
- * writing a block. Blocks (i, j):
+ * W [r, R], r <= R, is X or X', padded with 0 to blocks. W, A and P stay in bf16 between products; the function that writes a block
+ * also scales and rounds it. Blocks (i, j):
  *
  *     A = W W'           rows of W, and pairs of W', which each piece makes of some columns at a time
  *     P = b A + c A A    rows and pairs of A
  *     W <- a W + P W     rows of P, and pairs of W, which each piece makes of the columns that it writes next
  *
- * A is symmetric, and P too unless c A is rounded: only blocks i >= j are computed. A reads W from memory once for each piece,
- * and W <- reads and writes W once; more forms of W in memory took longer than the products. Every entry is one sum in the
- * order of k, so bits do not depend on the threads. */
+ * A is symmetric, and P too unless c A is rounded: only blocks i >= j are computed. Each piece of the first product
+ * reads W once; the last product reads and writes W once. A second layout of W in memory would cost more than the products. Every
+ * entry is one sum in the order of its index, so bits do not depend on the threads. */
 #include <math.h>
 
 #include "core/core.h"
@@ -23,12 +23,13 @@ typedef struct iteration {
   const ng_newton_schulz *x;
   ng_bf16_body body;
   bool tall;                 /* X = W' */
-  int64_t n, m;              /* blocks of the rows and of the columns of W */
+  int64_t n, m;              /* W has n x m blocks */
   char *W, *A, *A_pairs, *P; /* rows of W, A and P; pairs of A */
   char *cA;                  /* rows of c A, with NG_NS_EACH */
   float *C;                  /* sums of W W', block (i, j) at i (i + 1) / 2 + j */
   char *local;               /* n (n + m - 1) blocks of the pieces */
-  double *squares;           /* of each row of X; in the memory of `local` */
+  double *
+      squares; /* sum of squares of each row of X; in the memory of `local`, which is unused then */
   float norm;
   float a, b, c; /* the coefficients of this iteration */
   bool is_last;
@@ -43,10 +44,11 @@ static char *block_at(char *panels, int64_t length, int64_t panel, int64_t k) {
 /* Write the block (i, j) of a product from its sums c. */
 typedef void write_block(const iteration *w, int64_t i, int64_t j, const float *c);
 
-/* A product of rows x cols blocks, or of the blocks j <= i if `lower`. k: blocks of a panel. */
+/* A product of rows x cols blocks, or of the blocks j <= i if `lower`. k: blocks of a panel. Operands of multiply_piece: `right`
+ * is NULL if each piece makes pairs of W. square_piece reads W only. */
 typedef struct product {
   iteration *w;
-  char *left, *right; /* right NULL: pairs of W */
+  char *left, *right;
   int64_t rows, cols, k;
   bool lower;
   write_block *write;
@@ -58,7 +60,7 @@ typedef struct product {
  * their sums, from the second one. WIDE sums are on the stack: 16 KB. */
 enum { CHUNK = 8, GROUP = 12, WIDE = 4 };
 
-/* Set [*from, *to) to the rows of a triangle that a piece has: about the same number of blocks for each piece. */
+/* Set [*from, *to) to the rows of blocks of `piece` in a triangle, so that all pieces have about equal numbers of blocks. */
 static void find_rows(const product *p, int32_t piece, int64_t *from, int64_t *to) {
   *from = (int64_t)round((double)p->rows * sqrt((double)piece / p->pieces));
   *to = (int64_t)round((double)p->rows * sqrt((double)(piece + 1) / p->pieces));
@@ -68,7 +70,7 @@ static char *local_of(const product *p, int32_t piece) {
   return p->w->local + p->w->n * p->room * piece * BYTES;
 }
 
-/* Rows [from, to) of W W'. */
+/* Compute the rows of blocks of one piece of the lower triangle of W W'. */
 static void square_piece(void *arg, int32_t piece) {
   const product *p = arg;
   const iteration *w = p->w;
@@ -156,7 +158,7 @@ static void multiply(ng_queue *q, product p, void (*task)(void *arg, int32_t i))
 
 /* ---- writing blocks --------------------------------------------------------------------------*/
 
-/* Write the rows of the symmetric block (j, i) from the block (i, j), and the pairs of both if there are pairs. */
+/* Copy the block (i, j), transposed, to (j, i), in the layout `rows`; with `pairs` (may be NULL) write both blocks in the layout `pairs`, too. */
 static void mirror(const iteration *w, char *rows, char *pairs, int64_t i, int64_t j) {
   _Alignas(64) char temporary[BYTES];
   char *both = pairs != NULL ? block_at(pairs, w->n, j, i) : temporary;

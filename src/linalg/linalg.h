@@ -246,8 +246,8 @@ typedef struct ng_newton_schulz {
   double epsilon, scale;
   ng_ns_rounding rounding;
 } ng_newton_schulz;
-/* Floats of scratch: three matrices of order n, n the smaller of rows and cols, and one of rows x cols. With rounding, sides are
- * rounded up to 32 (blocks of bf16.h). */
+/* Floats of scratch: three matrices of order n, n the smaller of rows and cols, and one of rows x cols. With `rounding`,
+ * both sides are padded to a multiple of 32 (the blocks of bf16.h). */
 static inline int64_t ng_newton_schulz_scratch(const ng_newton_schulz *x) {
   const int64_t side = x->rounding == NG_NS_EXACT ? 1 : 32;
   const int64_t rows = (x->rows + side - 1) / side * side;
