@@ -1,6 +1,7 @@
 /* t_bf16.c: Newton-Schulz by the bodies of bf16.h, beside `ref`, which multiplies in double.
  *
  * - One iteration of matrices whose sums are exact in f32: a body and `ref` give the same numbers.
+ * - Without rounding, `ref` and the first backend beside loops in double.
  * - Five iterations of random matrices: sums may differ in the last bit, and the next iterations amplify the difference. Tolerance
  *   2e-2; a last bit of bf16 is 0.4 %. */
 #include "unit_test.h"
@@ -234,8 +235,80 @@ static void cpu_uses_the_fastest_body(void **state) {
   work_free(scratch, bytes);
 }
 
+/* X <- scale times the result, by loops in double and without rounding. */
+static void iterate_in_double(const ng_newton_schulz *x, double *X) {
+  const int64_t R = x->rows, K = x->cols, n = R * R;
+  double *A = malloc((size_t)n * sizeof *A), *P = malloc((size_t)n * sizeof *P);
+  double *Y = malloc((size_t)(R * K) * sizeof *Y), squares = 0.0;
+  for (int64_t i = 0; i < R * K; i++)
+    squares += X[i] * X[i];
+  for (int64_t i = 0; i < R * K; i++)
+    X[i] /= sqrt(squares) + x->epsilon;
+  for (int32_t step = 0; step < x->steps; step++) { /* X <- a X + (b A + c A A) X, A = X X' */
+    const double *c = x->coefficients[step];
+    memset(A, 0, (size_t)n * sizeof *A);
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t k = 0; k < K; k++)
+        A[i] += X[i / R * K + k] * X[i % R * K + k];
+    for (int64_t i = 0; i < n; i++) {
+      P[i] = c[1] * A[i] + (i / R == i % R ? c[0] : 0.0);
+      for (int64_t k = 0; k < R; k++)
+        P[i] += c[2] * A[i / R * R + k] * A[k * R + i % R];
+    }
+    memset(Y, 0, (size_t)(R * K) * sizeof *Y);
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t k = 0; k < K; k++)
+        Y[i / R * K + k] += P[i] * X[i % R * K + k];
+    memcpy(X, Y, (size_t)(R * K) * sizeof *X);
+  }
+  for (int64_t i = 0; i < R * K; i++)
+    X[i] *= x->scale;
+  free(A);
+  free(P);
+  free(Y);
+}
+
+static void f32_is_near_double(void **state) {
+  (void)state;
+  static const int64_t sides[][2] = {{5, 3}, {33, 31}, {197, 211}, {230, 190}};
+  for (int i = 0; i < 16; i++) {
+    const int64_t rows = sides[i / 4][0], cols = sides[i / 4][1], n = rows * cols;
+    const ng_newton_schulz x = {.rows = rows,
+                                .cols = cols,
+                                .coefficients = i % 2 == 0 ? simple : cubic,
+                                .steps = 2 + i / 2 % 2,
+                                .epsilon = 0.5,
+                                .scale = i % 2 == 0 ? 1.0 : 0.75};
+    float *X = malloc((size_t)n * sizeof *X), *by_ref = malloc((size_t)n * sizeof *by_ref);
+    double *expected = malloc((size_t)n * sizeof *expected);
+    for (int64_t k = 0; k < n; k++)
+      expected[k] = (double)(by_ref[k] = X[k] = (float)uniform() - 0.5f);
+    iterate_in_double(&x, expected);
+    iterate(x, by_ref, NG_BF16_NONE, 1);
+    ng_queue q = queue_of(ng_backend_at(0));
+    const int64_t bytes = ng_newton_schulz_scratch(&x) * (int64_t)sizeof(float);
+    float *scratch = work_new(bytes);
+    ng_newton_schulz first = x;
+    q.threads = 5;
+    first.X = X;
+    ng_linalg(&q)->newton_schulz(&q, &first, 1, scratch);
+    ng_queue_wait(&q);
+    for (int64_t k = 0; k < n; k++) {
+      CASE("%" PRId64 "x%" PRId64 ", case %d, element %" PRId64 ": %g and %g, not %g", rows, cols,
+           i, k, (double)X[k], (double)by_ref[k], expected[k]);
+      CHECK(fabs((double)X[k] - expected[k]) <= 2e-5);
+      CHECK(fabs((double)by_ref[k] - expected[k]) <= 2e-5);
+    }
+    work_free(scratch, bytes);
+    free(X);
+    free(by_ref);
+    free(expected);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      EACH(f32_is_near_double),
       EACH(bodies_give_exact_sums),
       EACH(bodies_take_subnormals_for_zero),
       EACH(bodies_iterate_as_ref),

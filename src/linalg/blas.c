@@ -96,7 +96,8 @@ static const ng_blas blas = {.gemm = gemm, .syrk = syrk, .symm = symm, .trsm = t
 enum {
   ONE_CALL = 1 << 18, /* multiply-adds up to which BLAS uses one thread in any case */
   PIECE = 1 << 21,    /* multiply-adds of a piece, at least: 10 to 20 us */
-  NARROWEST = 32      /* columns or rows of a piece, at least */
+  NARROWEST = 32,     /* columns or rows of a piece, at least */
+  TRIANGLE_UNIT = 16  /* pieces of a triangle begin at multiples */
 };
 static const double LARGE = 5e8; /* multiply-adds, about 2 ms: BLAS's threads need less to begin */
 
@@ -174,9 +175,10 @@ void ng_blas_gemm(ng_queue *q, ng_dtype t, char ta, char tb, int64_t m, int64_t 
 static void square_piece(void *arg, int32_t i) {
   const product *p = arg;
   const double n = (double)p->n, pieces = p->pieces > 0 ? p->pieces : 1;
-  int64_t from = (int64_t)(n * sqrt(i / pieces)), to = (int64_t)(n * sqrt((i + 1) / pieces));
-  from -= from % NARROWEST;
-  to = i + 1 >= p->pieces ? p->n : to - to % NARROWEST;
+  const double units = n / TRIANGLE_UNIT;
+  const int64_t from = (int64_t)round(units * sqrt(i / pieces)) * TRIANGLE_UNIT;
+  const int64_t next = (int64_t)round(units * sqrt((i + 1) / pieces)) * TRIANGLE_UNIT;
+  const int64_t to = i + 1 >= p->pieces ? p->n : next;
   const bool lower = p->ta == 'L', plain = p->tb == 'N';
   const integer n_ = (integer)(to - from), k = (integer)p->k, lda = (integer)p->lda;
   const integer ldc = (integer)p->ldc;

@@ -10,6 +10,7 @@
  * address and appends the length of each CHARACTER argument by value (size_t since gfortran 8). */
 #include <string.h>
 
+#include "core/core.h"
 #include "linalg/bf16.h"
 #include "linalg/packed.h"
 #include "linalg/vector.h"
@@ -78,19 +79,43 @@ static void mul_left(ng_queue *q, ng_sym S, int64_t m, const float *B, int64_t l
   ng_blas_multiply(q, false, S, m, B, ldb, C, ldc);
 }
 
-/* C <- alpha W W' + beta C by SYRK in the upper triangle of BLAS, the lower one of C, which is then mirrored in tiles. */
-static void square(ng_queue *q, bool transposed, int64_t n, int64_t k, double alpha, const float *W,
-                   double beta, float *C) {
-  enum { TILE = 32 };
-  ng_blas_syrk(q, 'U', transposed ? 'N' : 'T', n, k, alpha, W, transposed ? n : k, beta, C, n);
-  for (int64_t i = 0; i < n; i += TILE) {
-    for (int64_t j = 0; j <= i; j += TILE) {
-      for (int64_t r = i; r < n && r < i + TILE; r++) {
-        for (int64_t c = j; c < r && c < j + TILE; c++)
-          C[c * n + r] = C[r * n + c];
+enum { TILE = 16 }; /* a cache line of floats */
+
+typedef struct mirror {
+  float *C;
+  int64_t n;
+  int32_t pieces;
+} mirror;
+
+/* Copy a part of the lower triangle to the upper one. A tile is turned on the stack, because lines at a distance of n floats may not
+ * fit together in the first-level cache. */
+static void mirror_piece(void *arg, int32_t piece) {
+  const mirror *p = arg;
+  const int64_t n = p->n;
+  float turned[TILE][TILE];
+  for (int64_t i = piece * TILE; i < n; i += p->pieces * TILE) {
+    const int64_t rows = ng_min64(TILE, n - i);
+    for (int64_t j = 0; j < i; j += TILE) {
+      for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < TILE; c++)
+          turned[c][r] = p->C[(i + r) * n + j + c];
       }
+      for (int64_t c = 0; c < TILE; c++)
+        memcpy(p->C + (j + c) * n + i, turned[c], (size_t)rows * sizeof turned[c][0]);
+    }
+    for (int64_t r = i; r < i + rows; r++) {
+      for (int64_t c = i; c < r; c++)
+        p->C[c * n + r] = p->C[r * n + c];
     }
   }
+}
+
+/* C <- alpha W W' + beta C by SYRK in the upper triangle of BLAS, the lower one of C, which is then mirrored. */
+static void square(ng_queue *q, bool transposed, int64_t n, int64_t k, double alpha, const float *W,
+                   double beta, float *C) {
+  ng_blas_syrk(q, 'U', transposed ? 'N' : 'T', n, k, alpha, W, transposed ? n : k, beta, C, n);
+  mirror m = {C, n, ng_queue_pieces(q, n * n)};
+  ng_queue_run(q, m.pieces, mirror_piece, &m);
 }
 
 static void newton_schulz(ng_queue *q, const ng_newton_schulz *list, int64_t n, float *scratch) {
