@@ -12,6 +12,13 @@ typedef struct copy_job {
   int32_t pieces;
 } copy_job;
 
+static inline __attribute__((always_inline)) void
+copy_elements(char *to, int64_t to_by, const char *from, int64_t by, int64_t n, size_t size) {
+  for (int64_t i = 0; i < n; i++) {
+    memcpy(to + i * to_by, from + i * by, size);
+  }
+}
+
 static void copy_line(const ng_copy *c, int64_t from, int64_t to) {
   const ng_strided *s = &c->from;
   const int64_t size = ng_dtype_size(s->dtype), last = s->ndim - 1, n = s->shape[last];
@@ -22,8 +29,10 @@ static void copy_line(const ng_copy *c, int64_t from, int64_t to) {
     memcpy(y, x, (size_t)(n * size));
     return;
   }
-  for (int64_t i = 0; i < n; i++) {
-    memcpy(y + i * to_by, x + i * by, (size_t)size);
+  if (size == 4) { /* a constant size needs no call of memcpy for each element */
+    copy_elements(y, to_by, x, by, n, 4);
+  } else {
+    copy_elements(y, to_by, x, by, n, (size_t)size);
   }
 }
 
