@@ -25,12 +25,7 @@ static inline int kernels_last_queue(void) {
   return i - 1;
 }
 
-/* The thread sanitizer does not know the fibers of the stand-in. */
-#if defined(__SANITIZE_THREAD__)
-enum { KERNELS_FIRST = 0 };
-#else
 enum { KERNELS_FIRST = -1 };
-#endif
 /* EACH_QUEUE after a device: the stand-in of standin.c, or a GPU (bench/gpu.sh).  The device has no window kernels. */
 ng_queue kernels_device(void);
 static inline ng_queue kernels_queue_or_device(int i) {

@@ -13,7 +13,6 @@
 
 #include "kernels.cu"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <ucontext.h>
@@ -22,7 +21,7 @@ enum { MOST_THREADS = 1024, WARP = 32, STACK = 64 << 10 };
 
 typedef enum thread_state { NEW, READY, AT_BARRIER, AT_SHUFFLE, ENDED } thread_state;
 typedef struct fiber {
-  jmp_buf at; /* where the fiber resumes */
+  standin_place at; /* where the fiber resumes */
   char *stack;
 } fiber;
 
@@ -33,7 +32,7 @@ static fiber *fiber_of[MOST_THREADS];  /* of each thread that is not NEW */
 static uint8_t states[MOST_THREADS];   /* thread_state */
 static double lanes[2][MOST_THREADS];  /* the values of a shuffle */
 static uint8_t shuffles[MOST_THREADS]; /* the number of each thread */
-static jmp_buf scheduler;
+static standin_place scheduler;
 static void (*body)(void **);
 static void **body_args;
 static char fault[200];
@@ -42,8 +41,8 @@ static char fault[200];
 
 /* Leave the fiber; return when the scheduler resumes it. Jumps are ten times faster than swapcontext, which makes system
  * calls. */
-static void leave_fiber(void) {
-  if (_setjmp(current->at) == 0) _longjmp(scheduler, 1);
+STANDIN_JUMPS static void leave_fiber(void) {
+  if (STANDIN_SET(current->at) == 0) STANDIN_JUMP(scheduler);
 }
 static void wait_for_others(thread_state state) {
   states[standin_thread] = (uint8_t)state;
@@ -78,7 +77,7 @@ static void run_fiber(void) {
 }
 
 /* Make the stack of a fiber, and run the fiber until it waits for a block. */
-static bool make_fiber(fiber *f) {
+STANDIN_JUMPS static bool make_fiber(fiber *f) {
   ucontext_t made, here;
   if (f->stack != NULL) return true;
   f->stack = malloc(STACK);
@@ -88,15 +87,15 @@ static bool make_fiber(fiber *f) {
   made.uc_link = NULL;
   makecontext(&made, run_fiber, 0);
   current = f;
-  if (_setjmp(scheduler) == 0) (void)swapcontext(&here, &made);
+  if (STANDIN_SET(scheduler) == 0) (void)swapcontext(&here, &made);
   return true;
 }
 
 /* A new thread i starts on fiber i, which is idle: earlier threads of the warp have started on earlier fibers. */
-static void continue_thread(int32_t i) {
+STANDIN_JUMPS static void continue_thread(int32_t i) {
   standin_thread = i;
   current = states[i] == NEW ? &fibers[i] : fiber_of[i];
-  if (_setjmp(scheduler) == 0) _longjmp(current->at, 1);
+  if (STANDIN_SET(scheduler) == 0) STANDIN_JUMP(current->at);
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------*/

@@ -10,7 +10,6 @@
  * Desks of one stream of the caller share its work. A wait runs the work of its stream; by turns before all work of other streams, after
  * it, and alternating with it, because nothing orders streams. */
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -71,7 +70,7 @@ static range *ranges;
 static stream *streams; /* of callers */
 static int64_t waits;   /* of all desks; decides the order of streams */
 static struct sigaction before;
-static _Thread_local sigjmp_buf
+static _Thread_local standin_place
     *kernel_fault; /* where a launch ends after a fault; NULL: no launch runs */
 
 /* ---- faults ----------------------------------------------------------------------------------*/
@@ -96,7 +95,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
   (void)number, (void)context;
   if (kernel_fault != NULL) { /* run_all has locked the mutex */
     range *of_work = find_range(info->si_addr);
-    if (of_work == NULL || of_work->is_open || of_work->is_lent) siglongjmp(*kernel_fault, 1);
+    if (of_work == NULL || of_work->is_open || of_work->is_lent) STANDIN_JUMP(*kernel_fault);
     of_work->is_lent = true;
     protect(of_work, true);
     return;
@@ -231,15 +230,15 @@ static const char *note(dv_desk *d, const work *w) {
   return d->runs_now ? run_all(d, NULL) : NULL;
 }
 
-static const char *run_work(work *w) {
+STANDIN_JUMPS static const char *run_work(work *w) {
   static char text[200];
   dv_desk *d = w->desk;
-  sigjmp_buf here;
+  standin_place here;
   const char *error = NULL;
   void *args[STANDIN_MOST_ARGS];
   if (w->kernel >= 0) standin_place_args(w->kernel, w->arg, args);
   kernel_fault = &here;
-  if (sigsetjmp(here, 0) != 0) {
+  if (STANDIN_SET(here) != 0) {
     (void)snprintf(text, sizeof text, "%s, block %lld: an access outside of all memory",
                    w->kernel >= 0    ? standin_kernel_name(w->kernel)
                    : w->call != NULL ? "a call of BLAS"

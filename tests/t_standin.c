@@ -161,7 +161,7 @@ static void a_missing_event_is_found(void **state) {
 /* A kernel that writes behind an array, or into freed memory, fails by name; the next launch works. */
 static void stores_out_of_bounds_are_found(void **state) {
 #if defined(__SANITIZE_THREAD__)
-  skip(); /* the sanitizer does not know the fibers that the fault leaves */
+  skip(); /* the thread sanitizer does not expect a jump out of a signal handler */
 #endif
   dv_desk *d;
   void *at[2];
