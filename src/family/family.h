@@ -187,7 +187,7 @@ typedef struct ng_family {
    *   MEASURE  enqueue the numbers that LIST reads
    *   LIST     call ng_block_list_matrix for each matrix; enqueue nothing
    *   START    enqueue other work; then the engine solves the matrices of all blocks
-   *   CLIMB    call ng_matrix_retry, leave no work pending, return NG_RESCUED after the rung of a fallback was counted
+   *   CLIMB    begin without pending work, call ng_matrix_retry, return NG_RESCUED after the rung of a fallback was counted
    * read_results, on workers: read received or loaded results, new or old. */
   ng_status (*solve)(ng_block *b, ng_solve_phase phase);
   void (*read_results)(ng_block *b);

@@ -312,8 +312,10 @@ static ng_status solve(ng_block *b, ng_solve_phase phase) {
     if (phase != NG_SOLVE_CLIMB) continue;
     const int32_t rung = ng_matrix_retry(b->ctx->queue, m, ng_scratch(b));
     worst = rung > worst ? rung : worst;
-    if (is_kl(b) && *ng_read_numbers(b->ctx->queue, &m->trace) == 0.0)
+    if (is_kl(b) && *ng_read_numbers(b->ctx->queue, &m->trace) == 0.0) {
       ng_linalg(b->ctx->queue)->scale(b->ctx->queue, ng_matrix_count(m), m->R, NG_F32, 0.0);
+      ng_queue_wait(b->ctx->queue); /* the next retry reads */
+    }
   }
   return phase == NG_SOLVE_CLIMB ? ng_grams_store_rung(b, worst) : NG_OK;
 }

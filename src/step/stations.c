@@ -142,6 +142,7 @@ static const char *run_solve_phase(ng_precond *p, ng_solve_phase phase) {
     if (phase == NG_SOLVE_MEASURE) b->matrices_listed = 0;
     if (!ng_block_solve_due(b)) continue;
     const double t0 = ng_now_ms();
+    if (phase == NG_SOLVE_CLIMB) ng_queue_wait(p->ctx->queue);
     ng_queue_name_blocks(p->ctx->queue, b->name, b->name);
     const ng_status st = b->family->solve(b, phase);
     p->step->status = ng_worse_status(p->step->status, st);
