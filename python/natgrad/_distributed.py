@@ -200,6 +200,8 @@ class TorchTransport(_CallbackTable):
         self._group = self._own_group = self._private_group()
         if self._own_group is None:  # in older PyTorch only all processes together can create a group
             self._group = group
+        else:
+            self._dist.barrier(self._own_group)  # a rank that fails next closes its connections: all ranks must have connected
         super().__init__(b"torch.distributed", group is None)  # creating groups needs all processes
 
     def _private_group(self):

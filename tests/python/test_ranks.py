@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import tempfile
+import time
 import unittest
 
 import torch
@@ -300,6 +301,24 @@ def step_beside_nccl(rank, world, given=False):
     return k.step(), set(asked)
 
 
+def refuse_after_new_group(rank, world):
+    """Return when this rank's private group was complete, late on rank 1, and when the constructor refused the arguments."""
+    dist, new_group, created = torch.distributed, torch.distributed.new_group, []
+
+    def delay_new_group(*args, **more):
+        group = new_group(*args, **more)
+        time.sleep(0.5 * rank)
+        created.append(time.monotonic())
+        return group
+    dist.new_group = delay_new_group
+    try:
+        make_preconditioner(two_layer_net(), linalg="nosuch")
+    except natgrad.Error:
+        return created[0], time.monotonic()
+    finally:
+        dist.new_group = new_group
+
+
 def step_beside_nccl_group(rank, world):
     return step_beside_nccl(rank, world, given=True)
 
@@ -518,6 +537,10 @@ class Ranks(Case):
             for wrong, faults in ranks.run_on_ranks(world, step_with_random_faults, FAULTS // 2, seed):
                 self.assertEqual(wrong, [])
                 self.assertGreater(2 * faults, FAULTS // 2 - 10)
+
+    def test_no_rank_closes_its_group_before_all_have_it(self):
+        times = ranks.run_on_ranks(2, refuse_after_new_group)
+        self.assertGreaterEqual(min(refused for _, refused in times), max(created for created, _ in times))
 
     def test_private_group_beside_nccl(self):
         for found in ranks.run_on_ranks(2, step_beside_nccl):
