@@ -240,7 +240,7 @@ WIDE void ng_bf16_turn(const char *from, char *to) {
 /* The mask of elements [16 half, 16 half + 16) of a row that are below `width`. */
 static inline uint16_t mask_of(int64_t width, int half) {
   const int64_t n = width - half * LANES;
-  return n >= LANES ? 0xffff : n <= 0 ? 0 : (uint16_t)((1u << n) - 1);
+  return (uint16_t)(n >= LANES ? 0xffff : n <= 0 ? 0 : (1u << n) - 1);
 }
 
 WIDE void ng_bf16_load(const float *x, int64_t ld, int64_t height, int64_t width, float norm,
