@@ -103,7 +103,7 @@ class TreeCopy:
         near = [os.path.relpath(c, self.build) for c in test["command"] if c.startswith(self.build)]
         near = [t for t in near if t in self.known]
         if test["command"][0].endswith(".sh"):
-            near += [t for t in ("natgrad", "cli_helper", "cli_fake_openblas") if t in self.known]
+            near += [t for t in ("natgrad", "cli_helper", "cli_fake_openblas", "cli_try_each") if t in self.known]
         return near
 
     def run_test(self, test, limit, umask=0o022):

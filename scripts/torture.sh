@@ -131,7 +131,7 @@ forge_recordings() {
   local asan=${ASAN_BUILD:-build-asan} line
   if [[ -z ${ASAN_BUILD:-} ]]; then
     cmake --preset asan >"$work/cmake" || { cat "$work/cmake"; fail "cmake --preset asan failed"; }
-    cmake --build "$asan" --target natgrad_cli cli_helper cli_forge >"$work/ninja" || { cat "$work/ninja"; fail "the program does not build"; }
+    cmake --build "$asan" --target natgrad_cli cli_helper cli_forge cli_try_each >"$work/ninja" || { cat "$work/ninja"; fail "the program does not build"; }
   fi
   asan=$(cd "$asan" && pwd)
   (cd "$asan" && NG_TEST_SOURCE_DIR=$OLDPWD NG_TEST_BUILD_DIR=$asan NG_TEST_PROGRAM=$asan/natgrad \

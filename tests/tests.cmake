@@ -398,14 +398,19 @@ target_link_options(t_overlap PRIVATE -Wl,--wrap=ng_now_ms)
 natgrad_test(linalg_9216 LABEL long TIMEOUT 18000
              COMMAND ${CMAKE_COMMAND} -E env NG_TEST_LONG=1 $<TARGET_FILE:t_linalg_long>)
 
-# The program as a user meets it: scripts, and three programs they need: one reads JSON lines and
-# unpacks recordings, one forges them, one is the program once more with a BLAS that picks the wrong kernels.
+# The program as a user meets it: scripts, and four programs they need: one reads JSON lines and
+# unpacks recordings, one forges them, one runs the program on each, one is the program with a BLAS that picks the wrong kernels.
 add_executable(cli_helper tests/cli/helper.c $<TARGET_OBJECTS:natgrad_io>)
 target_include_directories(cli_helper PRIVATE io)
 target_link_libraries(cli_helper PRIVATE ZLIB::ZLIB)
 add_executable(cli_forge tests/cli/forge.c tests/json_edit.c $<TARGET_OBJECTS:natgrad_io>)
 target_include_directories(cli_forge PRIVATE io tests)
 target_link_libraries(cli_forge PRIVATE ZLIB::ZLIB)
+set(natgrad_cli_inner ${natgrad_cli_sources}) # try_each.c includes main.c
+list(REMOVE_ITEM natgrad_cli_inner cli/main.c)
+add_executable(cli_try_each tests/cli/try_each.c ${natgrad_cli_inner} $<TARGET_OBJECTS:natgrad_io>)
+target_include_directories(cli_try_each PRIVATE base io cli)
+target_link_libraries(cli_try_each PRIVATE natgrad_trainer natgrad ${natgrad_needs})
 add_executable(cli_fake_openblas ${natgrad_cli_sources} tests/cli/fake_openblas.c
                $<TARGET_OBJECTS:natgrad_io>)
 target_include_directories(cli_fake_openblas PRIVATE base io cli)

@@ -52,32 +52,27 @@ cat >layers.json <<'END'
  {"name": "fc", "kind": "linear", "in": 16, "out": 10, "bias": true, "positions": 4, "split": "output"}]
 END
 accepted_inputs=''
-# try KIND FILE COMMAND...: run COMMAND, which reads FILE, with each forgery of FILE in its place
+# try KIND FILE COMMAND...: run COMMAND of the program, which reads FILE, with each forgery of FILE in its place
 try() {
-  local kind=$1 file=$2 good=good.${2##*.} accepted=0 done_files got k
+  local kind=$1 file=$2 good=good.${2##*.} accepted=0 done_files
   shift 2
   cp "$file" "$good"
   for ((done_files = 0; done_files < inputs; done_files += batch)); do
     rm -rf forged && mkdir forged
     "$NG_BUILD_DIR/cli_forge" "$good" forged "$seed" $((inputs - done_files < batch ? inputs - done_files : batch)) || fail "forge $file"
-    for k in forged/*; do
-      cp "$k" "$file" && rm -f out.csv out.safetensors && got=0
-      timeout "$patience" "$@" >out 2>err </dev/null || got=$?
-      if [[ $got == 0 ]]; then
-        accepted=$((accepted + 1))
-      elif [[ $got != 2 || $(wc -l <err) != 1 || $(<err) != 'natgrad: '* || -e out.csv || -e out.safetensors ]]; then
-        cp "$k" "$here/forged-$kind"
-        fail "$kind, seed $seed, $k: exit $got: $(head -c 2000 err); the file is $here/forged-$kind"
-      fi
-    done
-    seed=$((seed + 1))
+    if ! OPENBLAS_NUM_THREADS=1 "$NG_BUILD_DIR/cli_try_each" "$file" forged "$patience" "$@" >tried 2>&1 </dev/null; then
+      cp "$file" "$here/forged-$kind"
+      fail "$kind, seed $seed, $(<tried): $(head -c 2000 err); the file is $here/forged-$kind"
+      finish
+    fi
+    accepted=$((accepted + $(<tried))) seed=$((seed + 1))
   done
   cp "$good" "$file"
   accepted_inputs+=" $kind = $accepted"
 }
-try export run/log.jsonl "$natgrad" export run --csv out.csv
-try plan layers.json "$natgrad" plan --model layers.json --ranks 1,6
-try config run/config.json "$natgrad" prune run --score magnitude --sparsity 0.5 --steps 1 --out out.safetensors
-try weights "$(newest_checkpoint run)" "$natgrad" prune run --score magnitude --sparsity 0.5 --steps 1 --out out.safetensors
+try export run/log.jsonl export run --csv out.csv
+try plan layers.json plan --model layers.json --ranks 1,6
+try config run/config.json prune run --score magnitude --sparsity 0.5 --steps 1 --out out.safetensors
+try weights "$(newest_checkpoint run)" prune run --score magnitude --sparsity 0.5 --steps 1 --out out.safetensors
 echo "forged inputs: of each kind = $inputs accepted:$accepted_inputs"
 finish
