@@ -20,7 +20,12 @@ CONFIGURE ?=
 REV ?= HEAD
 COUNT ?= 300
 SEED ?= 1
-CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
+# Time limits are for what hangs: 1800 s a test and 600 s a wait in a test (NG_TEST_TIMEOUT), times the processes that share a
+# core: JOBS tests, and those that run already (/proc/loadavg).  Sanitizers make tests five to fifteen times slower.
+SHARING := $(shell awk -v jobs=$(JOBS) -v cores=$$(nproc) '{ n = int(($$1 + jobs) / cores); print (n > 1 ? n : 1) }' /proc/loadavg)
+export NG_TEST_TIMEOUT ?= $(shell expr 600 \* $(SHARING))
+limit = --timeout $(shell expr $(1) \* $(SHARING))
+CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS) $(call limit,1800)
 # Tests to run: those that ONLY matches, else those of a tier.
 select = $(if $(ONLY),-R '$(ONLY)',$(1)) -LE '^long$$'
 
@@ -60,14 +65,14 @@ info: all
 
 asan: packages
 	@cmake --preset asan && cmake --build --preset asan -j $(JOBS)
-	@ctest --preset asan --no-tests=error -j $(JOBS) $(if $(ONLY),-R '$(ONLY)')
+	@ctest --preset asan --no-tests=error -j $(JOBS) $(call limit,5400) $(if $(ONLY),-R '$(ONLY)')
 
 # Some kernels place memory where an older thread sanitizer does not expect it: run without address
 # randomisation where that is allowed.
 tsan: packages
 	@cmake --preset tsan && cmake --build --preset tsan -j $(JOBS)
 	@plain="setarch $$(uname -m) -R"; $$plain true 2>/dev/null || plain=; \
-	  $$plain ctest --preset tsan --no-tests=error -j $(JOBS) $(if $(ONLY),-R '$(ONLY)')
+	  $$plain ctest --preset tsan --no-tests=error -j $(JOBS) $(call limit,5400) $(if $(ONLY),-R '$(ONLY)')
 
 torture: packages all
 	@BUILD=$(BUILD) scripts/torture.sh

@@ -53,9 +53,28 @@ END
 chmod +x "$scratch/$agent"
 export PATH=$scratch:$PATH
 
+# Each rank starts with a mark.  If mpirun fails before both ranks have started, it runs once more: on a busy machine Open
+# MPI's own daemons may not find each other ("NO PATH TO TARGET").
+cat >"$scratch/rank" <<END
+#!/bin/sh
+: >"$scratch/started.\$OMPI_COMM_WORLD_RANK"
+exec "$natgrad" train "\$@"
+END
+chmod +x "$scratch/rank"
+run_ranks() {
+  ip netns exec "$a" unshare -u sh -c 'hostname natgrad-a; exec "$@"' sh \
+    mpirun --mca plm_rsh_agent $agent --mca btl tcp,self --mca pml ob1 \
+    --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 \
+    --mca hwloc_base_binding_policy none -x OPENBLAS_NUM_THREADS=1 -x NG_THREADS=1 \
+    -host 10.77.0.1:1,10.77.0.2:1 -np 2 "$scratch/rank" "$@"
+}
+
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-ip netns exec "$a" unshare -u sh -c 'hostname natgrad-a; exec "$@"' sh \
-  mpirun --mca plm_rsh_agent $agent --mca btl tcp,self --mca pml ob1 \
-  --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 \
-  --mca hwloc_base_binding_policy none -x OPENBLAS_NUM_THREADS=1 -x NG_THREADS=1 \
-  -host 10.77.0.1:1,10.77.0.2:1 -np 2 "$natgrad" train "$@"
+status=0
+run_ranks "$@" || status=$?
+if [[ $status != 0 && ! (-e $scratch/started.0 && -e $scratch/started.1) ]]; then
+  echo "hosts.sh: mpirun failed before both ranks started (exit code $status); it runs once more" >&2
+  status=0
+  run_ranks "$@" || status=$?
+fi
+exit "$status"

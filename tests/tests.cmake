@@ -20,15 +20,9 @@ set(natgrad_test_launcher "")
 if(NATGRAD_HAVE_MPI AND MPIEXEC_EXECUTABLE)
   set(natgrad_test_launcher "NG_TEST_MPIRUN=${MPIEXEC_EXECUTABLE}")
 endif()
-# Half an hour, or TIMEOUT, is for what hangs: a test takes seconds, and minutes where ten programs share each core.
+# The Makefile sets the time limit of a test, in proportion to the load; TIMEOUT replaces it.
 function(natgrad_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "COMMAND")
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 1800)
-  endif()
-  if(NATGRAD_SANITIZE) # five to fifteen times slower
-    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 3")
-  endif()
   if(name IN_LIST natgrad_quick_tests)
     list(APPEND arg_LABEL quick)
   endif()
@@ -39,9 +33,11 @@ function(natgrad_test name)
   if((arg_LABEL MATCHES unit AND NOT name MATCHES "^t_(linalg|eigen|sym)") OR name MATCHES "^cli_(compare|images|resume)$")
     set(blas_threads ";OPENBLAS_NUM_THREADS=1")
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT}
-    SKIP_RETURN_CODE 77
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}" SKIP_RETURN_CODE 77
     ENVIRONMENT "NG_TEST_SOURCE_DIR=${PROJECT_SOURCE_DIR};NG_TEST_BUILD_DIR=${PROJECT_BINARY_DIR};NG_TEST_PROGRAM=$<TARGET_FILE:natgrad_cli>;${natgrad_test_launcher}${blas_threads}")
+  if(arg_TIMEOUT)
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT})
+  endif()
 endfunction()
 
 # Programs, tests/NAME.c each, on the static library: they may look inside the rooms.  One name a line, in order.
