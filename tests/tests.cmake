@@ -551,6 +551,7 @@ if(NOT NATGRAD_SANITIZE)
           exchange
           frames
           front
+          groups
           hooks
           imports
           kaisa

@@ -200,22 +200,28 @@ class TorchTransport(_CallbackTable):
         self._group = self._own_group = self._private_group()
         if self._own_group is None:  # in older PyTorch only all processes together can create a group
             self._group = group
-        else:
-            self._dist.barrier(self._own_group)  # a rank that fails next closes its connections: all ranks must have connected
         super().__init__(b"torch.distributed", group is None)  # creating groups needs all processes
 
     def _private_group(self):
         backend = str(self._dist.get_backend(self._given_group))
         host = any(name in backend for name in self._host_backends)
         if self._given_group is None:
-            return self._dist.new_group(backend=None if host else "gloo")
+            return self._new_group(backend=None if host else "gloo")
         if "use_local_synchronization" in inspect.signature(self._dist.new_group).parameters and "mpi" not in backend:
-            return self._dist.new_group(self._dist.get_process_group_ranks(self._given_group), use_local_synchronization=True,
-                                        backend=backend if host else "gloo")
+            return self._new_group(self._dist.get_process_group_ranks(self._given_group), use_local_synchronization=True,
+                                   backend=backend if host else "gloo")
         if not host:
             raise make_error(_abi.NG_ERR_ABSENT, f"process_group: backend '{backend}' cannot send host memory: pass a "
                              "group of torch.distributed.new_group(backend='gloo')")
         return None
+
+    def _new_group(self, *ranks, **options):
+        """Create a group, and wait until all its ranks are connected.  Else a rank that closes the group early, because its model
+        or options are rejected, breaks the connections that other ranks still make."""
+        group = self._dist.new_group(*ranks, **options)
+        if self._dist.get_rank(group) >= 0:  # -1: this rank is no member
+            self._dist.barrier(group)
+        return group
 
     def meet(self):
         if self._own_group is None or self._private_backend() != "gloo":
@@ -242,7 +248,7 @@ class TorchTransport(_CallbackTable):
 
     def _group_create(self, _user, ranks, count, out):
         key = next(self._numbers)
-        self._groups[key] = self._dist.new_group([ranks[i] for i in range(count)], backend=self._private_backend())
+        self._groups[key] = self._new_group([ranks[i] for i in range(count)], backend=self._private_backend())
         out[0] = key
 
     def _private_backend(self):

@@ -1,12 +1,10 @@
 """Ranks: two and four processes of torch.distributed."""
 import contextlib
 import ctypes
-import inspect
 import itertools
 import os
 import random
 import tempfile
-import time
 import unittest
 
 import torch
@@ -279,121 +277,6 @@ def step_with_random_faults(rank, world, tries, seed):
     return wrong, faults
 
 
-def step_beside_nccl(rank, world, given=False):
-    """A group that cannot send host memory, the default group or the caller's: the package makes a group of gloo."""
-    dist, real = torch.distributed, torch.distributed.get_backend
-    new_group, asked = dist.new_group, []
-    own = new_group(list(range(world))) if given else None
-    dist.get_backend = lambda group=None: "nccl" if group is own else real(group)
-
-    def record_backend(*args, backend=None, **more):
-        asked.append(backend)
-        return new_group(*args, backend=backend, **more)
-    record_backend.__signature__ = inspect.signature(new_group)  # the package inspects the arguments of new_group
-    dist.new_group = record_backend
-    try:
-        k = make_preconditioner(two_layer_net(), process_group=own, grad_worker_fraction=1.0)
-    except natgrad.Error as error:
-        return str(error), set(asked)
-    finally:
-        dist.get_backend, dist.new_group = real, new_group
-    loss_of(k.model, *random_batch(4, shape=(2, 3, 3))).backward()
-    return k.step(), set(asked)
-
-
-def refuse_after_new_group(rank, world):
-    """Return when this rank's private group was complete, late on rank 1, and when the constructor refused the arguments."""
-    dist, new_group, created = torch.distributed, torch.distributed.new_group, []
-
-    def delay_new_group(*args, **more):
-        group = new_group(*args, **more)
-        time.sleep(0.5 * rank)
-        created.append(time.monotonic())
-        return group
-    dist.new_group = delay_new_group
-    try:
-        make_preconditioner(two_layer_net(), linalg="nosuch")
-    except natgrad.Error:
-        return created[0], time.monotonic()
-    finally:
-        dist.new_group = new_group
-
-
-def step_beside_nccl_group(rank, world):
-    return step_beside_nccl(rank, world, given=True)
-
-
-class StubHorovod:
-    """horovod.torch on top of torch.distributed, which ignores the names of messages."""
-
-    Sum = "sum"
-
-    def __init__(self, rank, world):
-        self.names, self.rank, self.size, self.is_initialized = [], lambda: rank, lambda: world, lambda: True
-
-    def init(self):
-        pass
-
-    def allreduce_async_(self, tensor, name, op):
-        assert op == self.Sum and name not in self.names
-        self.names.append(name)
-        return torch.distributed.all_reduce(tensor, async_op=True)
-
-    def broadcast_async_(self, tensor, root, name):
-        assert name not in self.names
-        self.names.append(name)
-        return torch.distributed.broadcast(tensor, root, async_op=True)
-
-    def synchronize(self, handle):
-        handle.wait()
-
-    def poll(self, handle):
-        return handle.is_completed()
-
-
-def step_over_horovod(rank, world):
-    """Horovod gives the gradients and the state of torch.distributed, with the same message names on all ranks."""
-    import sys
-    import types
-    import natgrad.compat as kfac
-    found, hvd = [], StubHorovod(rank, world)
-    x, y = random_batch(12, shape=(2, 3, 3))
-    for group in (None, hvd):
-        model = two_layer_net()
-        k = make_preconditioner(model, process_group=group, method="kaisa", grad_worker_fraction=0)
-        loss_of(model, x[rank::world], y[rank::world]).backward()
-        for p in model.parameters():
-            torch.distributed.all_reduce(p.grad)
-            p.grad /= world
-        k.step()
-        found.append([p.grad.clone() for p in model.parameters()] + list(k.state_dict()["fields"].values()))
-    same = all(torch.equal(a, b) for a, b in zip(*found))
-    sys.modules["horovod"] = types.ModuleType("horovod")
-    sys.modules["horovod.torch"] = sys.modules["horovod"].torch = hvd
-    kfac.backend.init("Horovod")
-    before = len(hvd.names)
-    k = kfac.get_kfac_module("eva")(two_layer_net())
-    loss_of(k.preconditioner.model, x, y).backward()
-    k.step()
-    return same, len(hvd.names) > before, hvd.names
-
-
-def step_in_subgroup(rank, world):
-    """A group of two of three processes: ranks in the group differ from ranks in the world."""
-    group = torch.distributed.new_group([1, 2])
-    if rank == 0:
-        return None
-    model = two_layer_net()
-    k = make_preconditioner(model, process_group=group, grad_worker_fraction=0)
-    x, y = random_batch(12, shape=(2, 3, 3))
-    loss_of(model, x[rank - 1::2], y[rank - 1::2]).backward()
-    for p in model.parameters():
-        torch.distributed.all_reduce(p.grad, group=group)
-        p.grad /= 2
-    k.step()
-    return {name: p.grad.tolist() for name, p in model.named_parameters()}
-
-
 def errors_of_sharded_parameters(rank, world):
     """Messages of a fused update about tensor-parallel parameters, and of three classes about FSDP of PyTorch 1."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -538,31 +421,6 @@ class Ranks(Case):
                 self.assertEqual(wrong, [])
                 self.assertGreater(2 * faults, FAULTS // 2 - 10)
 
-    def test_no_rank_closes_its_group_before_all_have_it(self):
-        times = ranks.run_on_ranks(2, refuse_after_new_group)
-        self.assertGreaterEqual(min(refused for _, refused in times), max(created for created, _ in times))
-
-    def test_private_group_beside_nccl(self):
-        for found in ranks.run_on_ranks(2, step_beside_nccl):
-            self.assertEqual(found, (0, {"gloo"}))
-        for found, asked in ranks.run_on_ranks(2, step_beside_nccl_group):
-            if "use_local_synchronization" in inspect.signature(torch.distributed.new_group).parameters:
-                self.assertEqual((found, asked), (0, {"gloo"}))
-            else:  # PyTorch 1.13 needs all ranks to make a group of some ranks
-                self.assertIn("process_group: backend 'nccl' cannot send host memory", found)
-
-    def test_horovod_matches_distributed(self):
-        found = ranks.run_on_ranks(2, step_over_horovod)
-        for same, used, names in found:
-            self.assertTrue(same and used)
-            self.assertEqual(names, found[0][2])
-
-    def test_group_of_two_of_three_ranks(self):
-        data = random_batch(12, shape=(2, 3, 3))
-        expected = oracle.kfac_gradients(two_layer_net(), ("1", "3"), lambda m: [loss_of(m, *data)], DAMPING)
-        for found in ranks.run_on_ranks(3, step_in_subgroup)[1:]:
-            self.assert_near_oracle({name: torch.tensor(g) for name, g in found.items()}, expected)
-
     @unittest.skipUnless(NEW, "DTensor is in PyTorch 2")
     def test_unsupported_sharded_parameters_are_refused(self):
         tensor, fsdp = "is a DTensor: sharded and traced tensors", "'0' is a FullyShardedDataParallel: parameters that FSDP has sharded"
@@ -571,10 +429,6 @@ class Ranks(Case):
             self.assertEqual(len(said), len(expected))
             for text, why in zip(said, expected):
                 self.assertIn(why, text)
-
-    def test_uninitialised_group_is_refused(self):
-        with self.assert_refused("torch.distributed is not initialised"):
-            make_preconditioner(two_layer_net(), process_group=object())
 
 
 if __name__ == "__main__":
