@@ -2,6 +2,7 @@
 import threading
 import unittest
 import warnings
+from unittest import mock
 
 import torch
 from torch import nn
@@ -111,6 +112,19 @@ class Threads(unittest.TestCase):
             for thread in threads:
                 thread.join()
         self.assertEqual(other, [])
+
+    def test_whole_step_waits_for_the_lock(self):
+        """A step of another thread does not begin, not even in Python, while this thread has the lock."""
+        k, begun = natgrad.KFAC(small_conv_net()), []
+        loss_of(k.model, *random_batch()).backward()
+        thread = threading.Thread(target=k.step)
+        with mock.patch.object(k, "_check_hooks", lambda: begun.append(1)):
+            with k._core.lock:
+                thread.start()
+                thread.join(0.5)
+                self.assertEqual(begun, [])
+            thread.join()
+        self.assertEqual(begun, [1])
 
 
 if __name__ == "__main__":
