@@ -98,6 +98,7 @@ run_attacks() {
   attack 'faults of shards' 60 "$build/t_shards_faults"
   attack 'ranks that disagree' 540 "$build/t_same"
   [[ ! -x $build/t_same_mpi ]] || attack 'ranks that disagree, MPI' 120 tests/mpirun.sh 3 "$build/t_same_mpi"
+  [[ ! -x $build/t_mpi_leave_mpi ]] || attack 'ranks that stop, MPI' 60 tests/mpirun.sh 3 "$build/t_mpi_leave_mpi"
   # the ranks make all tries in one call, which must not count as hanging after ten minutes
   attack 'torch.distributed under faults' 40 env NG_TEST_TIMEOUT=86400 tests/python.sh "$(realpath "$build/libnatgrad.so.0")" 2 \
     test_ranks.Ranks.test_random_faults_reach_all_ranks

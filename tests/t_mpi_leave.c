@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "draw.h"
 #include "natgrad.h"
 #include "natgrad_mpi.h"
 #include "ranks.h"
@@ -138,6 +139,65 @@ static void a_rank_that_leaves_early_fails_the_others(void **state) {
         if (each[r] != (told ? NG_ERR_COMM : NG_OK))
           fail_msg("rank %d left after %d calls: rank %d returned %d", who, calls, r, (int)each[r]);
       }
+    }
+  }
+}
+
+/* ---- random calls ----------------------------------------------------------------------------*/
+
+typedef struct random_calls {
+  uint64_t seed;
+  int32_t who, at; /* rank `who` aborts or leaves before call `at` */
+  bool wrong[MOST];
+} random_calls;
+
+/* Sums over all ranks or two, short and long, at once or later; the last sum is over all ranks. */
+static ng_status make_random_calls(int32_t rank, ng_transport *t, void *arg) {
+  random_calls *x = arg;
+  static double sum[CALLS + 1][LARGE];
+  const int32_t ends[2] = {0, t->size - 1};
+  rng r = {x->seed};
+  void *pair = NULL, *request[CALLS + 1] = {NULL};
+  ng_collective c[CALLS + 1];
+  double right[CALLS + 1];
+  int64_t n[CALLS + 1] = {0};
+  ng_status st = t->group_create(t->user, ends, 2, &pair);
+  for (int32_t k = 0; k <= CALLS && st == NG_OK; k++) {
+    const bool of_pair = k < CALLS && rng_below(&r, 3) == 0, later = rng_below(&r, 2) != 0;
+    const int64_t count = rng_below(&r, 3) == 0 ? rng_between(&r, 1, LARGE) : rng_between(&r, 1, 9);
+    const bool fails = rng_below(&r, 2) != 0;
+    if (rank == x->who && k == x->at) return fails ? NG_ERR_ARG : NG_OK;
+    if (of_pair && pair == NULL) continue;
+    n[k] = count;
+    right[k] = of_pair ? t->size + 1.0 : expected_sum(t);
+    for (int64_t i = 0; i < count; i++)
+      sum[k][i] = rank + 1;
+    c[k] = make_collective(NG_ALL_REDUCE, 0, of_pair ? pair : NULL, sum[k], count);
+    st = later ? t->start(t->user, &c[k], &request[k]) : t->run(t->user, &c[k]);
+  }
+  for (int32_t k = 0; k <= CALLS && st == NG_OK; k++) {
+    if (request[k] != NULL) st = t->wait(t->user, request[k]);
+    for (int64_t i = 0; i < n[k] && st == NG_OK; i++)
+      x->wrong[rank] = x->wrong[rank] || sum[k][i] != right[k];
+  }
+  return st;
+}
+
+static void random_faults_end_all_ranks(void **state) {
+  rng r = {test_seed()};
+  const int64_t tries = test_repetitions(60);
+  for (int64_t k = 0; k < tries; k++) {
+    const int32_t W = (int32_t)rng_between(&r, 2, ranks_process_count());
+    random_calls x = {.seed = rng_next(&r),
+                      .who = (int32_t)rng_below(&r, W),
+                      .at = (int32_t)rng_below(&r, 2 * CALLS)};
+    ng_status each[MOST];
+    (void)ranks_run(W, make_random_calls, &x, each);
+    for (int32_t q = 0; q < W; q++) {
+      assert_false(x.wrong[q]);
+      if (q != x.who && each[q] != (x.at <= CALLS ? NG_ERR_COMM : NG_OK))
+        fail_msg("try %d: rank %d stopped before call %d: rank %d of %d returned %d", (int)k, x.who,
+                 x.at, q, W, (int)each[q]);
     }
   }
 }
@@ -389,6 +449,7 @@ static void all_ranks_succeed(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_rank_that_leaves_early_fails_the_others),
+      cmocka_unit_test(random_faults_end_all_ranks),
       GOOD("leaving while another rank aborts", 0),
       cmocka_unit_test(ranks_may_leave_with_a_pending_request),
       GOOD("the same ranks are the same group", 1),
