@@ -10,7 +10,7 @@ A mutant is the source with one changed line, in C (base/, io/, src/, cli/, cuda
 universalmutator and its rules for the language make the mutants.  A line is drawn with equal probability, then one mutant of
 that line; the seed determines the draws.  Another draw replaces a mutant in three cases:
 - The mutant does not compile.
-- The object file (in Python: the syntax tree) equals the one of the original or of an earlier mutant.
+- The object file (in Python: the syntax tree without docstrings) equals the one of the original or of an earlier mutant.
 - This build does not compile the file.
 --only selects files, --tests selects tests.
 
@@ -265,7 +265,11 @@ def compiled_checksum(tree, objects, path):
         try:
             text = open(os.path.join(tree.source, path)).read()
             compile(text, path, "exec")
-            return hashlib.sha256(ast.dump(ast.parse(text)).encode()).hexdigest()
+            tree = ast.parse(text)
+            for node in ast.walk(tree):  # a docstring does nothing
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+                    node.body[0].value.value = ""
+            return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
         except SyntaxError:
             return None
     code = path not in objects or run_command(["ninja", "-C", tree.build, objects[path]])[0]
