@@ -159,7 +159,7 @@ def read_line_counts(tree):
                           stderr=subprocess.DEVNULL, text=True, check=True).stdout
     for part in said.split("\n"):
         for f in json.loads(part)["files"] if part.startswith("{") else []:
-            path = os.path.relpath(os.path.join(tree.build, f["file"]), tree.source)
+            path = os.path.relpath(os.path.join(tree.source, f["file"]), tree.source)  # -ffile-prefix-map
             for x in f["lines"]:
                 yield path, str(x["line_number"]), x["count"] > 0
 
