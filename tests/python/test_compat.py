@@ -178,6 +178,9 @@ class Arguments(Case):
         self.assertIn("matches skip_layers", why["1.weight"])  # a regular expression of Python
         self.assertIn("A 3x3", why["2.weight"])
         self.assertEqual(why["3.weight"], "one of its parameters is frozen")
+        why = {row["name"]: row["why"] for row in KFACPreconditioner(model, skip_layers=["^Conv2d$"]).explain()}
+        self.assertEqual(why["1.weight"], "matches skip_layers: '^Conv2d$'")  # the name of a class
+        self.assertIn("A 3x3", why["2.weight"])
 
         class DerivedLinear(nn.Linear):
             pass
