@@ -59,6 +59,7 @@ set(natgrad_unit_tests
     t_cuda_blas
     t_cuda_eva
     t_cuda_solve
+    t_cuda_state
     t_curvature
     t_curvature_layers
     t_describe
@@ -202,7 +203,7 @@ function(natgrad_share file)
     target_sources(${test} PRIVATE tests/${file}.c)
   endforeach()
 endfunction()
-natgrad_share(cuda_model t_cuda t_cuda_eva)
+natgrad_share(cuda_model t_cuda t_cuda_eva t_cuda_state)
 natgrad_share(bound t_bindings t_left_out)
 natgrad_share(effects t_option_effects)
 # Kernels of a device, on the stand-in of standin.c. bench/gpu.sh runs them on a GPU.
@@ -211,7 +212,7 @@ add_library(natgrad_device_objects OBJECT ${natgrad_cuda_sources} ${natgrad_stan
 target_include_directories(natgrad_device_objects PRIVATE include src base cuda tests)
 target_link_libraries(natgrad_device_objects PRIVATE PkgConfig::CMOCKA)
 target_compile_definitions(natgrad_device_objects PRIVATE DV_PACKED=512)
-foreach(test t_axes t_bf16 t_cuda t_cuda_eva t_cuda_solve t_eigen t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_kernels_window t_linalg
+foreach(test t_axes t_bf16 t_cuda t_cuda_eva t_cuda_solve t_cuda_state t_eigen t_kernels_copy t_kernels_emit t_kernels_gram t_kernels_measure t_kernels_norm t_kernels_window t_linalg
              t_linalg_long t_rows t_strides t_sym t_twosided t_vector)
   target_sources(${test} PRIVATE $<TARGET_OBJECTS:natgrad_device_objects>)
   target_include_directories(${test} PRIVATE cuda)

@@ -1,5 +1,6 @@
 /* curvature.c: the public functions ng_factors_* and ng_curvature_*: they check arguments and call family/ and twosided/. */
 #include "family/family.h"
+#include "step/step.h"
 #include "twosided/twosided.h"
 
 #include <math.h>
@@ -15,7 +16,8 @@ static ng_block *find_block(ng_precond *p, int32_t layer) {
 }
 
 ng_status ng_factors_read(ng_precond *p, int32_t layer, ng_factors *f) {
-  const ng_status st = ng_check_callable(p, "ng_factors_read");
+  ng_status st = ng_check_callable(p, "ng_factors_read");
+  if (st == NG_OK) st = ng_step_check_device(p, "ng_factors_read");
   if (st != NG_OK) return st;
   ng_factors to;
   if (f == NULL || layer < 0 || layer >= p->entries) {
@@ -41,7 +43,6 @@ ng_status ng_factors_read(ng_precond *p, int32_t layer, ng_factors *f) {
                                           : "another rank has the average",
                    b->stat[i].name);
   }
-  ng_queue_wait(p->ctx->queue);
   b->family->write_factors(b, &to);
   return ng_struct_write(f, &to, sizeof to);
 }

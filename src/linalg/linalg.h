@@ -137,6 +137,10 @@ void ng_queue_wait_at(ng_queue *q, const char *place);
 static inline void ng_queue_name_blocks(ng_queue *q, const char *first, const char *last) {
   if (q->backend->name_blocks != NULL) q->backend->name_blocks(q, first, last);
 }
+/* Return the text of the first error of the device, which later work does not change, or NULL. */
+static inline const char *ng_queue_error(const ng_queue *q) {
+  return q->backend->error == NULL ? NULL : q->backend->error(q);
+}
 static inline bool ng_queue_is_settled(const ng_queue *q) { return q->pending == 0; }
 /* Return numbers that an entry wrote, after a wait; with NG_DEBUG, fail if entries are pending. */
 int ng_read_info(const ng_queue *q, const int *info);

@@ -376,7 +376,6 @@ ng_status ng_state_load_factors(ng_precond *p, const char *folder, int32_t *laye
   bool exists = false;
   int32_t count = 0;
   ng_status st = NG_OK;
-  ng_fused_stop(p);
   prepare_factors(&x, p, "ng_load_factors", folder);
   NG_TRY(ng_work_agree(&x.w));
   NG_TRY(find_folder(&x, &exists));

@@ -417,7 +417,6 @@ static ng_status send_field(ng_work *w, const ng_item *item) {
 ng_status ng_state_load(ng_precond *p, const char *call, const ng_state_file *from) {
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
-  ng_fused_stop(p);
   load_data x = {.is_single_file = true};
   ng_work *w = &x.w;
   prepare_load(&x, p, call, from);

@@ -270,7 +270,6 @@ ng_status ng_state_manifest_text(ng_precond *p, char *text, size_t size, int64_t
   save_data x = {.parts = 1};
   ng_work *w = &x.w;
   ng_status st = NG_OK;
-  ng_fused_stop(p);
   prepare_save(&x, p, "ng_state_manifest", NULL);
   NG_TRY(ng_work_agree(w));
   NG_TRY(gather_numbers(&x));
@@ -356,7 +355,6 @@ static bool can_read_all_parts(save_data *x) {
 ng_status ng_state_save(ng_precond *p, const char *call, const ng_state_file *to) {
   ng_status st = ng_check_callable(p, call);
   if (st != NG_OK) return st;
-  ng_fused_stop(p);
   save_data x = {.parts = to->in_parts ? p->ctx->ranks : 1};
   ng_work *w = &x.w;
   prepare_save(&x, p, call, to);

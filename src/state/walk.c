@@ -103,6 +103,8 @@ ng_status ng_state_field_read(ng_precond *p, int32_t i, void *to, int64_t bytes)
     return ng_fail(p->ctx, NG_ERR_STATE, "ng_state_read: rank %d does not hold '%s', rank %d does",
                    p->ctx->rank, s.name, s.field.owner);
   }
+  const ng_status st = ng_step_check_device(p, "ng_state_read");
+  if (st != NG_OK) return st;
   ng_field_export(&s.field, s.field.data, to);
   return NG_OK;
 }

@@ -131,6 +131,9 @@ bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_fi
                  .is_local = local,
                  .is_rank0 = local || p->ctx->rank == 0,
                  .source.fd = -1};
+  const char *error = ng_step_settle(p);
+  if (error != NULL)
+    return ng_work_fail(w, NG_ERR_DEVICE, "linalg = %s: %s", p->ctx->queue->backend->name, error);
   if (at != NULL && !at->stream && (at->path == NULL || at->path[0] == 0)) {
     return ng_work_fail(w, NG_ERR_ARG, "no path given");
   }
@@ -221,6 +224,8 @@ ng_status ng_work_agree(ng_work *w) {
   if (ng_work_broadcast(w, w->message, (int64_t)sizeof w->message, from) != NG_OK) {
     return NG_ERR_COMM;
   }
+  if (worst == NG_ERR_DEVICE) w->p->is_broken = true;
+  if (worst == NG_ERR_DEVICE && w->is_local) ng_exchange_abort(w->p);
   return ng_fail(w->p->ctx, worst, "%s", w->message);
 }
 

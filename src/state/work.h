@@ -64,7 +64,7 @@ typedef struct ng_work {
   char message[NG_MESSAGE];
 } ng_work;
 
-/* Check the arguments, and that no step is in progress.  A stream needs its callback on rank 0 only. */
+/* Wait for the device, and check the arguments, and that no step is in progress.  A stream needs its callback on rank 0 only. */
 bool ng_work_open(ng_work *w, ng_precond *p, const char *call, const ng_state_file *at);
 /* List the arrays and numbers of the state.  ng_work_list_state only changes `items` to `largest`, so that another thread can
  * read a file at the same time.  Call ng_work_list_state_status afterwards; it stores a failure in *w. */

@@ -371,7 +371,7 @@ void ng_fused_begin(ng_precond *p);    /* decide whether this step runs here */
 ng_status ng_fused_run(ng_precond *p); /* replaces the stations from `statistics` on */
 /* Return the status of finished steps that was not returned yet. */
 ng_status ng_fused_settle(ng_precond *p);
-/* Wait for all steps. The next step uploads everything. Call before the state is saved or loaded. */
+/* Wait for all steps. The next step uploads everything. */
 void ng_fused_stop(ng_precond *p);
 
 /* The state of the current step, and numbers of the last step. */
@@ -439,6 +439,11 @@ void ng_step_reset(ng_precond *p);
 /* `wrong`: NG_OK, or the error in this rank's arguments. If one rank has an error, the step fails on all ranks. */
 ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong);
 ng_status ng_step_sync(ng_precond *p);
+/* Before the host reads or writes averages, results or moments: wait for all work of the model. Return the text of the first
+ * error of the device, or NULL. After an error the numbers are invalid. */
+const char *ng_step_settle(ng_precond *p);
+/* The same for a call that is not collective. After an error abort the transports, so that no other rank waits for this one. */
+ng_status ng_step_check_device(ng_precond *p, const char *call);
 ng_status ng_step_set(ng_precond *p, const char *option, const char *value);
 /* Check new options of the model, and the options of each block: these options, overridden by its line of per_layer. */
 ng_status ng_model_check_options(const ng_precond *p, const ng_options *o, char *message,

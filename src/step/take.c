@@ -110,15 +110,12 @@ static void name_all_blocks(ng_precond *p) {
     ng_queue_name_blocks(p->ctx->queue, p->block[0]->name, p->block[p->blocks - 1]->name);
 }
 
-/* After an error of the device no entry works, so only destroying the object remains. Other ranks receive the status in
- * `check` or `agree`. */
+/* Other ranks receive the status in `check` or `agree`. */
 static void note_device_error(ng_precond *p, const char *station) {
-  const ng_queue *q = p->ctx->queue;
-  const char *error = q->backend->error == NULL ? NULL : q->backend->error(q);
+  const char *error = ng_queue_error(p->ctx->queue);
   if (error == NULL || p->step->status == NG_ERR_DEVICE) return;
-  p->is_broken = true;
   p->step->status = ng_fail(p->ctx, NG_ERR_DEVICE, "station %s: linalg = %s: %s", station,
-                            q->backend->name, error);
+                            p->ctx->queue->backend->name, error);
 }
 
 static ng_status run_station(ng_precond *p, int i) {
@@ -175,6 +172,8 @@ static ng_status run_stations(ng_precond *p) {
     }
     if (ng_stations[i].skips_step && ranks_know_refusal) return NG_SKIPPED;
   }
+  /* the device failed after `agree`, so the other ranks do not know */
+  if (s->status == NG_ERR_DEVICE) ng_exchange_abort(p);
   return s->status;
 }
 
@@ -246,6 +245,8 @@ ng_status ng_step_run(ng_precond *p, const char *call, ng_status wrong) {
   ng_status st = run_stations(p);
   s->waits = p->ctx->queue->waits;
   if (st < NG_OK) {
+    /* after an error of the device no entry works, so only destroying the object remains */
+    if (st == NG_ERR_DEVICE) p->is_broken = true;
     if (!p->is_broken) ng_gradients_discard(p);
     return st;
   }
@@ -273,5 +274,21 @@ ng_status ng_step_sync(ng_precond *p) {
   ng_queue_wait(p->ctx->queue);
   p->step->status = NG_OK;
   note_device_error(p, "emit");
-  return p->step->status < NG_OK ? p->step->status : ng_fused_settle(p);
+  if (p->step->status == NG_OK) return ng_fused_settle(p);
+  ng_exchange_abort(p);
+  return p->step->status;
+}
+
+const char *ng_step_settle(ng_precond *p) {
+  ng_fused_stop(p);
+  ng_queue_wait(p->ctx->queue);
+  return ng_queue_error(p->ctx->queue);
+}
+
+ng_status ng_step_check_device(ng_precond *p, const char *call) {
+  const char *error = ng_step_settle(p);
+  if (error == NULL) return NG_OK;
+  ng_exchange_abort(p);
+  return ng_fail(p->ctx, NG_ERR_DEVICE, "%s: linalg = %s: %s", call, p->ctx->queue->backend->name,
+                 error);
 }
