@@ -140,6 +140,56 @@ static void a_call_waits_for_running_steps(void **state) {
   }
 }
 
+/* A launch fails in ng_ready, which names the block. */
+static void a_failed_launch_fails_ng_ready(void **state) {
+  static const char blocks[] = "aabbcc"; /* A and G of each layer */
+  for (int64_t after = 0; after <= (int64_t)strlen(blocks); after++) {
+    model m;
+    rng r = {71};
+    char says[] = "ng_ready: linalg = cuda: block '?': a launch fails on demand";
+    open_context(&m, true, "method=natgrad; stat_start=identity");
+    for (int i = 0; i < LAYERS; i++) {
+      add_layer(&m, i, &r);
+    }
+    standin_fail(m.desk, STANDIN_LAUNCH, after);
+    const ng_status st = ng_ready(m.f.p);
+    if (after < (int64_t)strlen(blocks)) {
+      *strchr(says, '?') = blocks[after];
+      fixture_fails(&m.f, st, NG_ERR_DEVICE, says);
+      fixture_fails(&m.f, ng_ready(m.f.p), NG_ERR_COMM, "the device failed before");
+    } else {
+      fixture_ok(&m.f, st);
+    }
+    close_model(&m);
+  }
+}
+
+/* Two models on one context. After the first one is destroyed, an error of the other one does not name its blocks, whose names are
+ * freed. */
+static void errors_do_not_name_a_destroyed_model(void **state) {
+  model m;
+  rng r = {73};
+  ng_precond *second = NULL;
+  float x[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  open_model(&m, true, "method=natgrad", &r);
+  fixture_ok(&m.f, ng_precond_create(m.f.ctx, "method=natgrad", &second));
+  fixture_ok(&m.f, ng_add_linear(second, "second", 2, 4, 0, NULL));
+  fixture_ok(&m.f, ng_ready(second));
+  const ng_array a = ng_array_matrix(x, 4, 2, NG_F32);
+  ng_batch batch = batch_of(4);
+  fixture_ok(&m.f, ng_begin(second, &batch));
+  fixture_ok(&m.f, ng_observe_input(second, 0, &a, NG_COPY));
+  observe(&m, &r);
+  fixture_ok(&m.f, step(&m, "gradient"));
+  ng_precond_destroy(&m.f.p);
+  m.f.p = second; /* fixture_close destroys it */
+  standin_fail(m.desk, STANDIN_LAUNCH, 0);
+  fixture_ok(&m.f, ng_reset_batch(second));
+  const ng_status st = ng_save(second, in_folder("second"));
+  fixture_fails(&m.f, st, NG_ERR_DEVICE, "linalg = cuda: a launch fails on demand");
+  close_model(&m);
+}
+
 /* ---- ranks -----------------------------------------------------------------------------------*/
 
 enum { RANKS = 2, ROWS = 3, COLS = 4 };
@@ -222,6 +272,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_call_gives_data_of_a_failed_device),
       cmocka_unit_test(a_call_waits_for_running_steps),
+      cmocka_unit_test(a_failed_launch_fails_ng_ready),
+      cmocka_unit_test(errors_do_not_name_a_destroyed_model),
       cmocka_unit_test(a_failed_rank_fails_the_save_of_all_ranks),
       cmocka_unit_test(a_failed_rank_ends_the_steps_of_all_ranks),
   };

@@ -72,6 +72,8 @@ static ng_status allocate_memory(ng_precond *p) {
   if (st == NG_OK) st = ng_plan_commit(p, &plan);
   if (st == NG_OK) st = ng_setup_request_memory(p, &plan);
   for (int32_t i = 0; i < p->stats && st == NG_OK; i++) {
+    const char *name = p->stat[i].block->name;
+    ng_queue_name_blocks(p->ctx->queue, name, name);
     ng_stat_init(p->ctx->queue, p->stat[i].stat);
   }
   ng_queue_wait(p->ctx->queue);
@@ -199,6 +201,10 @@ static ng_status make_model(ng_precond *p) {
   if (st == NG_OK) st = ng_fused_plan(p);
   if (st == NG_OK) st = ng_quantify_plan(p);
   if (st == NG_OK) st = ng_exchange_plan(p);
+  const char *error = st == NG_OK ? ng_step_settle(p) : NULL;
+  if (error != NULL)
+    st = ng_fail(p->ctx, NG_ERR_DEVICE, "ng_ready: linalg = %s: %s", p->ctx->queue->backend->name,
+                 error);
   uint64_t hash[NG_HASHES];
   hash_model(p, hash);
   st = ng_exchange_compare_models(p, hash, st);
@@ -216,8 +222,8 @@ ng_status ng_setup_ready(ng_precond *p) {
   const ng_status worst = p->is_broken ? st : ng_pipeline_check(p, st);
   if (st == NG_OK) st = worst;
   if (st != NG_OK) {
-    /* NG_ERR_COMM: the transport failed, or the models of ranks differ; the model can only be destroyed */
-    if (st == NG_ERR_COMM) p->is_broken = true;
+    /* NG_ERR_COMM: the transport failed, or the models of ranks differ. After these errors the model can only be destroyed. */
+    if (st == NG_ERR_COMM || st == NG_ERR_DEVICE) p->is_broken = true;
     ng_setup_release(p);
     return st;
   }
@@ -235,6 +241,8 @@ void ng_setup_release(ng_precond *p) {
   }
   ng_grid_release(p);
   ng_arena_release(p);
+  /* the memory is freed after a wait, so no work of this model is pending that an error could name */
+  ng_queue_name_blocks(p->ctx->queue, NULL, NULL);
   for (int32_t i = 0; i < p->entries; i++) {
     ng_entry *e = p->entry[i];
     e->family = NULL;
