@@ -10,8 +10,8 @@
 
 typedef struct ng_device ng_device;
 
-/* Open the device of q (ng_queue.device_index, stream, memory). Return NULL, or the text of an error that is valid until the next call. */
-const char *ng_device_open(const ng_queue *q, ng_device **out);
+/* Open the device of q (ng_queue.device_index, stream, memory). Without memory set q->is_out_of_memory. Return NULL, or the text of an error that is valid until the next call. */
+const char *ng_device_open(ng_queue *q, ng_device **out);
 void ng_device_close(ng_device *d); /* wait for the device, then close it; d may be NULL */
 dv_desk *ng_device_desk(ng_device *d);
 /* The fields `under` and `host` are NULL; open_cuda.c sets them to a backend of the host. */

@@ -102,22 +102,34 @@ static void free_on_device(ng_device *d, char *at, size_t bytes) {
   }
 }
 
-static const char *open_stage(ng_device *d, const ng_queue *q) {
-  const char *error = dv_open(q->device_index, q->stream, &d->desk);
-  if (error == NULL) error = dv_blas_open(d->desk, &d->blas);
-  if (error == NULL) error = dv_alloc_host(d->desk, STAGE, (void **)&d->host);
-  if (error == NULL) error = alloc_on_device(d, STAGE, &d->device);
-  if (error == NULL) error = alloc_on_device(d, SCRATCH, &d->scratch);
-  return error;
+/* Return whether memory was allocated, given the error of the allocation. */
+static bool keep_memory_error(ng_device *d, size_t bytes, const char *what, const char *error) {
+  if (error != NULL)
+    (void)snprintf(d->error, sizeof d->error, "no memory for %zu MiB of %s: %s", bytes >> 20, what,
+                   error);
+  return error == NULL;
 }
 
-const char *ng_device_open(const ng_queue *q, ng_device **out) {
+static void open_stage(ng_device *d, ng_queue *q) {
+  const char *error = dv_open(q->device_index, q->stream, &d->desk);
+  if (error == NULL) error = dv_blas_open(d->desk, &d->blas);
+  ng_stage_keep_error(d, error);
+  if (error != NULL) return;
+  q->is_out_of_memory = !keep_memory_error(d, STAGE, "descriptors on the host",
+                                           dv_alloc_host(d->desk, STAGE, (void **)&d->host)) ||
+                        !keep_memory_error(d, STAGE, "descriptors on the device",
+                                           alloc_on_device(d, STAGE, &d->device)) ||
+                        !keep_memory_error(d, SCRATCH, "scratch on the device",
+                                           alloc_on_device(d, SCRATCH, &d->scratch));
+}
+
+const char *ng_device_open(ng_queue *q, ng_device **out) {
   static _Thread_local char message[sizeof(((ng_device *)0)->error)];
   ng_device *d = calloc(1, sizeof *d);
   *out = NULL;
   if (d == NULL) return "out of memory";
   d->memory = q->memory;
-  ng_stage_keep_error(d, open_stage(d, q));
+  open_stage(d, q);
   if (d->error[0] == '\0') {
     *out = d;
     return NULL;

@@ -262,8 +262,8 @@ typedef struct ng_context_config {
 NG_API void ng_context_config_init(ng_context_config *c, size_t size);
 
 /* Create a context; header_version is NG_VERSION.  config may be NULL: all defaults.
- * Errors:  NG_ERR_ABSENT (linear algebra not built in, a queue without a device); NG_ERR_STATE
- *          (header newer than the library). */
+ * Errors:  NG_ERR_ABSENT (linear algebra not built in, a queue without a device); NG_ERR_NOMEM, also
+ *          if device_alloc returns NULL; NG_ERR_STATE (header newer than the library). */
 NG_API NG_CHECKED ng_status ng_context_create(int32_t header_version,
                                               const ng_context_config *config, char *message,
                                               size_t size, ng_context **out);

@@ -123,7 +123,8 @@ static ng_status open_queue(ng_queue *q, void *stream, char *message, size_t siz
   q->stream = stream;
   const char *error = q->backend->open == NULL ? NULL : q->backend->open(q);
   if (error == NULL) return NG_OK;
-  const ng_status st = ng_fail_to(message, size, NG_ERR_ABSENT, "linalg = %s: %s", name, error);
+  const ng_status wrong = q->is_out_of_memory ? NG_ERR_NOMEM : NG_ERR_ABSENT;
+  const ng_status st = ng_fail_to(message, size, wrong, "linalg = %s: %s", name, error);
   if (q->backend->close != NULL) q->backend->close(q);
   return st;
 }

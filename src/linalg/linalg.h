@@ -116,6 +116,7 @@ struct ng_queue {
   /* the caller's stream, for all work of the device; NULL: the queue creates a stream */
   void *stream;
   ng_device_memory memory;
+  bool is_out_of_memory; /* `open` failed because memory is missing */
   /* Number of waits with pending entries since the last reset (take.c), and the functions that waited first. */
   int64_t waits;
   const char *wait_place[NG_WAIT_PLACES];
