@@ -43,7 +43,7 @@
   X(orgqr_size, CUSOLVER, "cusolverDnSorgqr_bufferSize", "cusolverDnDorgqr_bufferSize",            \
     (void *, int, int, int, const void *, int, const void *, int *))
 
-/* Optional functions: cuSOLVER has cusolverDnXsyevBatched since CUDA 12.6.2 */
+/* Optional functions: cuSOLVER has cusolverDnXsyevBatched since version 11.7.1, of CUDA 12.6.2 */
 #define BATCH(X)                                                                                   \
   X(new_params, "cusolverDnCreateParams", (void **))                                               \
   X(end_params, "cusolverDnDestroyParams", (void *))                                               \
@@ -307,9 +307,12 @@ const char *dv_batch_bytes(dv_blas *b, bool wide, int64_t n, int64_t count, int6
   size_t device = 0, host = 0;
   *bytes = -1;
   if (b->params == NULL) return NULL;
-  TRY(b, "the size of cusolverDnXsyevBatched",
-      b->batch_size(b->handle[CUSOLVER], b->params, WITH_VECTORS, 0, n, wide, NULL, n, wide, NULL,
-                    wide, &device, &host, count));
+  const char *failure = dv_use(b->desk);
+  if (failure != NULL) return failure;
+  /* cuSOLVER may refuse an order or a count; then each matrix takes a call of its own */
+  if (b->batch_size(b->handle[CUSOLVER], b->params, WITH_VECTORS, 0, n, wide, NULL, n, wide, NULL,
+                    wide, &device, &host, count) != 0)
+    return NULL;
   if (host > b->host_bytes) { /* pending calls may use the old work */
     const char *error = dv_wait(b->desk);
     if (error != NULL) return error;

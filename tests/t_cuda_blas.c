@@ -137,6 +137,16 @@ static void a_failed_call_is_named(void **state) {
   assert_null(dv_wait(desk));
 }
 
+/* If cuSOLVER refuses the size of a batch, there is no batch, and no error. */
+static void a_refused_batch_is_no_error(void **state) {
+  void *const stream = fake_cuda_stream;
+  int64_t bytes = 0;
+  fake_cuda_stream = NULL;
+  assert_null(cuda_batch_bytes(cuda, false, N, COUNT, &bytes));
+  fake_cuda_stream = stream;
+  assert_int_equal(bytes, -1);
+}
+
 static int open_all_libraries(void **state) {
   void *out;
   fake_cuda_stream = &numbers;
@@ -165,6 +175,7 @@ int main(void) {
       cmocka_unit_test(calls_have_mode_stream_and_arguments),
       cmocka_unit_test(solvers_have_stream_and_arguments),
       cmocka_unit_test(a_failed_call_is_named),
+      cmocka_unit_test(a_refused_batch_is_no_error),
   };
   return cmocka_run_group_tests_name("cuda blas", tests, open_all_libraries, close_all_libraries);
 }
