@@ -1,5 +1,5 @@
 /* t_cuda_state.c: states and factors of a context with linalg = cuda, on the stand-in. If the device has failed, no call gives data to
- * the caller, and no rank waits for another one. */
+ * the caller, and no rank waits for another one. A state moves between `ref` and the device bit for bit. */
 #include "unit_test.h"
 
 #include <stdlib.h>
@@ -268,6 +268,61 @@ static void a_failed_rank_ends_the_steps_of_all_ranks(void **state) {
   assert_true(at_once > 0 && later > 0);
 }
 
+/* ---- states of both backends -----------------------------------------------------------------*/
+
+static void expect_same_file(const char *a, const char *b, const char *options) {
+  size_t n[2];
+  unsigned char *x = read_file(in_folder(a), &n[0]), *y = read_file(in_folder(b), &n[1]);
+  if (n[0] != n[1] || memcmp(x, y, n[0]) != 0) fail_msg("%s: %s and %s differ", options, a, b);
+  free(x);
+  free(y);
+}
+
+/* Open a model on the device or on `ref`, load a state unless NULL, take `steps` steps, save the state. */
+static void run_from_state(bool device, const char *options, const char *update, const char *load,
+                           int steps, const char *save) {
+  char all[160];
+  model m;
+  rng r = {79};
+  (void)snprintf(all, sizeof all, "%s; update=%s", options, update);
+  open_model(&m, device, all, &r);
+  if (load != NULL) fixture_ok(&m.f, ng_load(m.f.p, in_folder(load)));
+  for (int t = 0; t < steps; t++) {
+    observe(&m, &r);
+    const ng_status st = step(&m, update);
+    if (st < NG_OK) fixture_ok(&m.f, st);
+  }
+  fixture_ok(&m.f, ng_save(m.f.p, in_folder(save)));
+  close_model(&m);
+}
+
+/* A state of one backend, loaded and saved by the other one, is the same file; so is a state that returns to its backend. */
+static void states_move_between_backends(void **state) {
+  static const char *const runs[][2] = {{"method=eva", "sgd"},
+                                        {"method=eva", "adamw"},
+                                        {"method=eva-natgrad; stat_period=2", "sgd"},
+                                        {"method=natgrad", "sgd"},
+                                        {"method=natgrad; solver=eigen", "adamw"},
+                                        {"method=natgrad; inverse_dtype=bf16", "gradient"},
+                                        {"method=natgrad; factor_dtype=f16", "sgd"},
+                                        {"method=kaisa; solve_period=2", "gradient"},
+                                        {"method=shampoo", "gradient"},
+                                        {"method=soap", "sgd"},
+                                        {"method=adam", "gradient"},
+                                        {"method=mfac; window=4; damping=0.1", "sgd"},
+                                        {"method=muon", "sgd"}};
+  for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+    const char *options = runs[i][0], *update = runs[i][1];
+    for (int device = 0; device < 2; device++) {
+      run_from_state(device != 0, options, update, NULL, STEPS, "first");
+      run_from_state(device == 0, options, update, "first", 0, "other");
+      run_from_state(device != 0, options, update, "other", 0, "back");
+      expect_same_file("first", "other", options);
+      expect_same_file("first", "back", options);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_call_gives_data_of_a_failed_device),
@@ -276,6 +331,7 @@ int main(void) {
       cmocka_unit_test(errors_do_not_name_a_destroyed_model),
       cmocka_unit_test(a_failed_rank_fails_the_save_of_all_ranks),
       cmocka_unit_test(a_failed_rank_ends_the_steps_of_all_ranks),
+      cmocka_unit_test(states_move_between_backends),
   };
   return cmocka_run_group_tests_name("cuda_state", tests, make_folder, delete_folder);
 }
