@@ -360,6 +360,14 @@ class Optimizers(Case):
         self.assertGreater(optimizer.memory_usage()["total"], 0)
         self.assertIn("rankone", str(optimizer.explain()))
 
+    def test_model_and_parameters_in_any_form(self):
+        model = small_conv_net()
+        for name in ("SGD", "AdamW", "KFACAdam", "SOAP", "KLShampoo", "Shampoo"):
+            kind = getattr(natgrad, name)
+            for optimizer in (kind(model, 0.1), kind(model.parameters(), 0.1, model=model),
+                              kind(lr=0.1, model=model, params=model.parameters())):
+                self.assertEqual(len(optimizer.param_groups[0]["params"]), len(list(model.parameters())), name)
+
     def test_wrong_param_groups_are_refused(self):
         model = small_conv_net()
         with self.assert_refused("'0.bias' requires a gradient but is in no param_group"):
